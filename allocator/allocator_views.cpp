@@ -1,0 +1,134 @@
+// What CachingAllocator shows of itself: lookups, figures, snapshots and the check of its invariants.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "allocator/caching_allocator.h"
+#include "allocator/heap.h"
+
+namespace lowtide {
+namespace {
+
+BlockInfo info_of(DeviceAddress address, const LiveBlock& block) {
+  return {address, block.size, block.requested, block.arena->stream, block.arena->owner};
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::logic_error(fmt::format("lowtide heap: {}", what));
+}
+
+}  // namespace
+
+std::optional<BlockInfo> CachingAllocator::find(DeviceAddress address) const {
+  MutexLock lock(heap_->mutex);
+  if (const auto exact = heap_->live.find(address); exact != heap_->live.end()) {
+    return info_of(address, exact->second);
+  }
+  const PlacedArena* placed = heap_->arena_at(address);
+  if (placed == nullptr) return std::nullopt;
+  const auto start = placed->arena.block_containing(address - placed->base);
+  if (!start) return std::nullopt;
+  const auto found = heap_->live.find(placed->base + *start);
+  if (found == heap_->live.end()) return std::nullopt;
+  return info_of(found->first, found->second);
+}
+
+bool CachingAllocator::is_resident(DeviceAddress address) const {
+  MutexLock lock(heap_->mutex);
+  const auto found = heap_->live.find(address);
+  if (found == heap_->live.end()) return false;
+  const PlacedArena& placed = *found->second.arena;
+  return placed.arena.is_resident(address - placed.base);
+}
+
+bool CachingAllocator::owns(DeviceAddress address) const {
+  MutexLock lock(heap_->mutex);
+  return heap_->arena_at(address) != nullptr;
+}
+
+std::vector<BlockInfo> CachingAllocator::live_blocks(OwnerId owner) const {
+  std::vector<BlockInfo> blocks;
+  MutexLock lock(heap_->mutex);
+  for (const auto& [address, block] : heap_->live) {
+    if (block.arena->owner == owner) blocks.push_back(info_of(address, block));
+  }
+  std::ranges::sort(blocks, {}, &BlockInfo::address);
+  return blocks;
+}
+
+AllocatorStats CachingAllocator::stats() const {
+  MutexLock lock(heap_->mutex);
+  heap_->refresh_stats();
+  return heap_->stats;
+}
+
+void CachingAllocator::reset_peak_stats() {
+  MutexLock lock(heap_->mutex);
+  heap_->for_each_stat([](Stat& stat) { stat.reset_peak(); });
+}
+
+void CachingAllocator::reset_accumulated_stats() {
+  MutexLock lock(heap_->mutex);
+  heap_->for_each_stat([](Stat& stat) { stat.reset_accumulated(); });
+  heap_->stats.num_alloc_retries = heap_->stats.num_ooms = 0;
+}
+
+std::vector<ArenaSnapshot> CachingAllocator::snapshot() const {
+  std::vector<ArenaSnapshot> arenas;
+  MutexLock lock(heap_->mutex);
+  for (const auto& [base, placed] : heap_->arenas_by_address) {
+    ArenaSnapshot shown{base, placed->stream, placed->owner, placed->size_class, {}};
+    for (const Arena::Tile& tile : placed->arena.tiles()) {
+      if (tile.kind == TileKind::Vacant) continue;
+      ArenaSnapshot::Tile out{base + tile.offset, tile.size, 0, tile.kind, tile.kind == TileKind::Retired, false};
+      if (tile.kind == TileKind::Allocated) {
+        out.requested = heap_->live.at(out.address).requested;
+        out.evicted = !placed->arena.is_resident(tile.offset);
+      }
+      shown.tiles.push_back(out);
+    }
+    if (!shown.tiles.empty()) arenas.push_back(std::move(shown));
+  }
+  return arenas;
+}
+
+void CachingAllocator::check() const { heap_->check(); }
+
+void Heap::check_locked() const {
+  Bytes mapped = 0, allocated = 0, retired = 0, evicted = 0, requested = 0, live_bytes = 0, pending_bytes = 0;
+  for (const auto& [key, placed] : arenas) {
+    placed->arena.check();
+    mapped += placed->arena.mapped_bytes();
+    allocated += placed->arena.allocated_bytes();
+    retired += placed->arena.retired_bytes();
+    evicted += placed->arena.evicted_bytes();
+  }
+  for (const auto& [address, block] : live) {
+    require(block.arena->arena.block_size(address - block.arena->base) == block.size, "a live block without its tile");
+    live_bytes += block.size;
+    requested += block.requested;
+  }
+  for (const PendingFree& pending : pending_frees) pending_bytes += pending.block.size;
+  const auto current = [](const ClassStats& stat) {
+    require(stat[0].current == stat[1].current + stat[2].current, "a sum that is not that of its classes");
+    return static_cast<Bytes>(stat[0].current);
+  };
+  require(live_bytes == allocated, "live blocks and Allocated tiles differ");
+  require(pending_bytes == retired, "pending frees and Retired tiles differ");
+  require(current(stats.allocations) == live.size(), "stats.allocations");
+  require(current(stats.requested_bytes) == requested, "stats.requested_bytes");
+  require(current(stats.allocated_bytes) == allocated - evicted, "stats.allocated_bytes");
+  require(current(stats.active_bytes) == allocated - evicted + retired, "stats.active_bytes");
+  require(static_cast<Bytes>(stats.evicted_bytes.current) == evicted, "stats.evicted_bytes");
+  require(static_cast<Bytes>(stats.reserved_bytes[1].current + stats.reserved_bytes[2].current) == mapped,
+          "stats.reserved_bytes of the classes");
+}
+
+void Heap::check_pages() const {
+  Bytes mapped = 0;
+  for (const auto& [key, placed] : arenas) mapped += placed->arena.mapped_bytes();
+  require(pool.held_bytes() == pool.free_bytes() + mapped, "pages that nobody has");
+}
+
+}  // namespace lowtide

@@ -1,0 +1,163 @@
+// One growing address range cut into blocks: where to put them, and which pages lie behind. Offset arithmetic only:
+// no driver, no lock, testable alone. Design: docs/design.md, "Arenas and pages".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "allocator/page_pool.h"
+
+namespace lowtide {
+
+struct Extent {
+  Bytes offset = 0;
+  Bytes size = 0;
+  Bytes end() const noexcept { return offset + size; }
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+/// What a range of an arena is.
+enum class TileKind : std::uint8_t {
+  Allocated,  // one block, handed out
+  Retired,    // one block, freed, but a stream may still use it
+  Free,       // memory behind it, may be handed out
+  Withheld,   // unused, on a page that is leaving, away or coming back: may not be handed out
+  Vacant,     // address space only
+};
+
+/// Where the memory of a page is. Legal moves: Resident -> Draining -> (gone); Resident -> Evicting -> Evicted (or gone)
+/// -> Restoring -> Resident; and the way back of each unfinished move.
+enum class PageState : std::uint8_t {
+  Resident,   // mapped
+  Draining,   // mapped, unused, waiting for its streams before it leaves
+  Evicting,   // mapped, its live bytes are being copied out
+  Evicted,    // no memory; the live bytes are on the host
+  Restoring,  // memory is being mapped and filled
+};
+std::string_view to_string(PageState state) noexcept;
+
+/// Invariants (check() verifies them):
+///   tiles cover [0, capacity) in order, no two neighbours are both Free or both Vacant;
+///   Free tiles lie on Resident pages, Withheld ones on pages in any other state, Vacant ones on no page;
+///   every Allocated byte lies on a page, every Retired one on a Resident page; an Evicted page holds at least one
+///   Allocated byte;
+///   allocated_bytes == sum of Allocated tiles; evicted_bytes == their part on Evicted and Restoring pages.
+class Arena {
+ public:
+  /// Blocks start and end at multiples of this.
+  static constexpr Bytes kAlignment = 512;
+
+  /// Pre: capacity is a multiple of granularity, granularity of kAlignment.
+  Arena(Bytes capacity, Bytes granularity);
+
+  // Blocks. Sizes are multiples of kAlignment.
+
+  /// Offset of a block in the smallest Free tile that holds it, the lowest of equals; nothing if no tile does.
+  std::optional<Bytes> allocate(Bytes size);
+  /// Ends the block at `offset`. Bytes on pages that are away become Withheld; an Evicted page that held only this
+  /// block is forgotten. Pre: an Allocated or Retired block starts there.
+  void free(Bytes offset);
+  Bytes block_size(Bytes offset) const;
+  /// Start of the Allocated block that contains `offset`.
+  std::optional<Bytes> block_containing(Bytes offset) const;
+  /// The block's content is no longer needed, but its memory may not be used or leave before free().
+  /// Pre: an Allocated block starts there and is_resident(offset).
+  void retire(Bytes offset);
+  /// Whether every page behind the block at `offset` is Resident.
+  bool is_resident(Bytes offset) const;
+
+  // Growth.
+
+  struct Vacancy {
+    Bytes offset;  // pages go here, one after the other
+    Bytes needed;  // so many bytes of pages let allocate() succeed
+    Bytes room;    // no more than this fits
+    Extent kept;   // the Vacant tile and its Free neighbours: the plan holds as long as they do
+  };
+  /// Where the fewest new bytes make room for a block of `size`; nothing if the address range is used up.
+  std::optional<Vacancy> find_vacancy(Bytes size) const;
+  /// Puts `page` behind [offset, offset + page.size). Pre: that range is Vacant.
+  void attach(Bytes offset, Page page);
+
+  // Moves of pages, by the page's offset. Each checks the state it starts from and aborts on a wrong one (a bug here).
+
+  void withdraw(Bytes offset);     // Resident, unused -> Draining
+  Page detach(Bytes offset);       // Draining -> gone
+  void begin_evict(Bytes offset);  // Resident -> Evicting
+  Page finish_evict(Bytes offset);  // Evicting -> Evicted, or gone if no live byte is left
+  void begin_restore(Bytes offset);                // Evicted -> Restoring
+  void finish_restore(Bytes offset, Page page);    // Restoring -> Resident
+  void cancel(Bytes offset);  // Draining, Evicting -> Resident; Restoring -> Evicted, or gone if no live byte is left
+
+  // Looks.
+
+  std::vector<Extent> pages(PageState state) const;
+  /// Resident pages that are all Free.
+  std::vector<Extent> unused_pages() const;
+  /// Resident pages without a Retired block: they may leave.
+  std::vector<Extent> evictable_pages() const;
+  /// Pages that hold device memory, with their offsets.
+  std::vector<std::pair<Bytes, Page>> mapped_pages() const;
+  /// Allocated bytes on the page at `page_offset`, in order, neighbours as one.
+  std::vector<Extent> live_runs(Bytes page_offset) const;
+
+  struct Tile {
+    Bytes offset;
+    Bytes size;
+    TileKind kind;
+  };
+  std::vector<Tile> tiles() const;
+
+  Bytes capacity() const noexcept { return capacity_; }
+  Bytes allocated_bytes() const noexcept { return allocated_bytes_; }
+  Bytes evicted_bytes() const noexcept { return evicted_bytes_; }
+  Bytes retired_bytes() const noexcept { return retired_bytes_; }
+  /// Bytes of pages that hold device memory for this arena (all states but Evicted and Restoring).
+  Bytes mapped_bytes() const noexcept { return mapped_bytes_; }
+  bool empty() const noexcept { return slots_.empty(); }
+
+  /// Walks everything; throws std::logic_error that names the first broken invariant.
+  void check() const;
+
+ private:
+  struct TileValue {
+    Bytes size;
+    TileKind kind;
+  };
+  struct Slot {
+    Page page;
+    PageState state;
+  };
+  using TileMap = std::map<Bytes, TileValue>;
+  using SlotMap = std::map<Bytes, Slot>;
+
+  void insert_tile(Bytes offset, Bytes size, TileKind kind);
+  void erase_tile(TileMap::iterator tile);
+  void split_at(Bytes offset);
+  void paint(Bytes begin, Bytes end, TileKind kind);
+  void repaint_unallocated(Extent range, TileKind kind);
+  SlotMap::const_iterator slot_covering(Bytes offset) const;
+  SlotMap::iterator slot_in_state(Bytes offset, PageState expected, std::string_view move);
+  /// Bytes of tiles of `kind` in `range`.
+  Bytes bytes_of(TileKind kind, Extent range) const;
+  Bytes live_bytes(Extent range) const { return bytes_of(TileKind::Allocated, range); }
+  void forget(SlotMap::iterator slot);
+
+  const Bytes capacity_;
+  const Bytes granularity_;
+  TileMap tiles_;
+  SlotMap slots_;
+  std::set<std::pair<Bytes, Bytes>> free_;  // (size, offset) of Free tiles
+  std::set<Bytes> vacant_;                  // offsets of Vacant tiles
+  Bytes allocated_bytes_ = 0;
+  Bytes evicted_bytes_ = 0;
+  Bytes retired_bytes_ = 0;
+  Bytes mapped_bytes_ = 0;
+};
+
+}  // namespace lowtide

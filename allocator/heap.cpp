@@ -1,0 +1,158 @@
+#include "allocator/heap.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <stdexcept>
+
+#include "allocator/errors.h"
+#include "allocator/log.h"
+
+namespace lowtide {
+namespace {
+
+/// Address space of one arena: more than the device's memory, so that holes between live blocks do not use it up.
+/// Addresses cost nothing, but a process has 128 TiB of them in all.
+Bytes arena_capacity(const Device& device, Bytes total) { return round_up(total + total / 8, device.granularity()); }
+
+std::int64_t signed_difference(Bytes after, Bytes before) {
+  return static_cast<std::int64_t>(after) - static_cast<std::int64_t>(before);
+}
+
+}  // namespace
+
+Heap::Heap(Device& device_in, AllocatorOptions options_in)
+    : device(device_in), options(options_in), pool(device_in, options_in.page_sizes), events(device_in) {}
+
+Heap::~Heap() {
+  MutexLock lock(mutex);
+  for (PendingFree& pending : pending_frees) {
+    for (const EventHandle event : pending.events) events.give(event);
+  }
+  for (auto& [key, placed] : arenas) {
+    for (const auto& [offset, page] : placed->arena.mapped_pages()) {
+      try {
+        device.unmap(placed->base + offset, page.size);
+        pool.give(page);
+      } catch (const std::exception& error) {
+        log().error("a page stays allocated: {}", error.what());
+      }
+    }
+    device.release_address(placed->base, placed->arena.capacity());
+  }
+}
+
+PlacedArena& Heap::arena_for(ArenaKey key) {
+  if (const auto found = arenas.find(key); found != arenas.end()) return *found->second;
+  const Bytes capacity = arena_capacity(device, device.memory().total);
+  const auto [owner, stream, size_class] = key;
+  const DeviceAddress base = device.reserve(capacity);
+  try {
+    auto placed = std::make_unique<PlacedArena>(base, capacity, device.granularity(), stream, owner, size_class);
+    PlacedArena& result = *placed;
+    const auto by_address = arenas_by_address.emplace(base, &result).first;
+    try {
+      arenas.emplace(key, std::move(placed));
+    } catch (...) {
+      arenas_by_address.erase(by_address);
+      throw;
+    }
+    return result;
+  } catch (...) {
+    device.release_address(base, capacity);
+    throw;
+  }
+}
+
+PlacedArena* Heap::arena_at(DeviceAddress address) const {
+  auto found = arenas_by_address.upper_bound(address);
+  if (found == arenas_by_address.begin()) return nullptr;
+  PlacedArena* placed = std::prev(found)->second;
+  return placed->contains(address) ? placed : nullptr;
+}
+
+void Heap::remove_arena(PlacedArena& placed) noexcept {
+  device.release_address(placed.base, placed.arena.capacity());
+  arenas_by_address.erase(placed.base);
+  arenas.erase({placed.owner, placed.stream, placed.size_class});
+}
+
+void Heap::process_pending_frees() {
+  if (captures.load(std::memory_order_relaxed) > 0) return;
+  for (auto pending = pending_frees.begin(); pending != pending_frees.end();) {
+    record_events(*pending);
+    bool passed = true;
+    for (EventHandle& event : pending->events) {
+      if (event == EventHandle{}) continue;
+      if (!device.query(event)) {
+        passed = false;
+        continue;
+      }
+      events.give(event);
+      event = EventHandle{};
+    }
+    if (!passed) {
+      ++pending;
+      continue;
+    }
+    end_block(pending->address, pending->block);
+    pending = pending_frees.erase(pending);
+  }
+}
+
+void Heap::record_events(PendingFree& pending) {
+  if (pending.recorded) return;
+  const auto& streams = pending.block.other_streams;
+  pending.events.reserve(streams.size());
+  // An earlier try may have failed on the way.
+  while (pending.events.size() < streams.size()) pending.events.push_back(events.record(streams[pending.events.size()]));
+  pending.recorded = true;
+}
+
+void Heap::end_block(DeviceAddress address, const LiveBlock& block) {
+  PlacedArena& placed = *block.arena;
+  const Accounting accounting(*this, placed);
+  placed.arena.free(address - placed.base);
+}
+
+Heap::Accounting::Accounting(Heap& heap, const PlacedArena& placed)
+    : heap_(heap),
+      placed_(placed),
+      resident_(placed.arena.allocated_bytes() - placed.arena.evicted_bytes()),
+      retired_(placed.arena.retired_bytes()),
+      evicted_(placed.arena.evicted_bytes()),
+      mapped_(placed.arena.mapped_bytes()) {}
+
+Heap::Accounting::~Accounting() {
+  const Arena& arena = placed_.arena;
+  const SizeClass size_class = placed_.size_class;
+  AllocatorStats& stats = heap_.stats;
+  const std::int64_t resident = signed_difference(arena.allocated_bytes() - arena.evicted_bytes(), resident_);
+  const std::int64_t retired = signed_difference(arena.retired_bytes(), retired_);
+  add(stats.allocated_bytes, size_class, resident);
+  add(stats.active_bytes, size_class, resident + retired);
+  stats.evicted_bytes.add(signed_difference(arena.evicted_bytes(), evicted_));
+  const std::int64_t mapped = signed_difference(arena.mapped_bytes(), mapped_);
+  stats.reserved_bytes[static_cast<std::size_t>(size_class) + 1].add(mapped);
+  heap_.refresh_stats();
+}
+
+void Heap::add(ClassStats& stat, SizeClass size_class, std::int64_t n) noexcept {
+  stat[0].add(n);
+  stat[static_cast<std::size_t>(size_class) + 1].add(n);
+}
+
+void Heap::refresh_stats() {
+  stats.reserved_bytes[0].add(signed_difference(pool.held_bytes(), static_cast<Bytes>(stats.reserved_bytes[0].current)));
+  stats.free_page_bytes = pool.free_bytes();
+  stats.pages = pool.pages();
+  stats.num_page_creations = pool.creations();
+  stats.num_page_releases = pool.releases();
+}
+
+void Heap::check() const {
+  MutexLock lock(mutex);
+  check_locked();
+}
+
+}  // namespace lowtide

@@ -1,0 +1,27 @@
+#include "allocator/log_message.h"
+
+#include "allocator/log.h"
+
+namespace lowtide {
+namespace {
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::Debug: return spdlog::level::debug;
+    case LogLevel::Info: return spdlog::level::info;
+    case LogLevel::Warn: return spdlog::level::warn;
+    case LogLevel::Error: break;
+  }
+  return spdlog::level::err;
+}
+
+}  // namespace
+
+void log_message(LogLevel level, std::string_view text) noexcept {
+  try {
+    log().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+  } catch (...) {
+  }
+}
+
+}  // namespace lowtide
