@@ -1,0 +1,438 @@
+#include "pool/torch/region_tensors.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "allocator/allocation_scope.h"
+#include "allocator/bytes_format.h"
+#include "allocator/device_registry.h"
+#include "allocator/errors.h"
+#include "allocator/log.h"
+#include "allocator/mutex.h"
+#include "pool/region_observer.h"
+
+namespace lowtide {
+namespace {
+
+constexpr std::string_view kDefaultRemedy = "call region.restore() before using it";
+
+// A storage is freed in two steps: first its last reference goes (nobody can find it any more), then its block. A thread that is
+// between the two leaves a live block without a storage; it is given so many looks before the block counts as untracked.
+constexpr int kLooks = 20;
+constexpr auto kBetweenLooks = std::chrono::milliseconds(1);
+
+struct KnownStorage {
+  WeakStorageRef storage;
+  void* bytes;                          // where they were when it was noted: saves asking the allocator again
+  std::optional<Bytes> guarded_size{};  // while guarded: what the storage itself no longer says
+};
+
+using KnownStorages = std::unordered_map<const c10::StorageImpl*, KnownStorage>;
+
+struct Tenants {
+  KnownStorages known;
+  std::size_t prune_at = 64;
+  std::vector<GuardedStorage> guarded;
+  std::size_t changed = 0;
+  std::string remedy{kDefaultRemedy};
+};
+
+std::optional<BlockInfo> block_at(const void* bytes) {
+  if (bytes == nullptr) return std::nullopt;
+  CachingAllocator* allocator = owner_of(to_address(bytes));
+  return allocator == nullptr ? std::nullopt : allocator->find(to_address(bytes));
+}
+
+// Blocks of a region in address order, with a mark for each that a storage is known for.
+class BlockMarks {
+ public:
+  explicit BlockMarks(std::vector<BlockInfo> blocks) : blocks_(std::move(blocks)), marked_(blocks_.size(), false) {
+    std::sort(blocks_.begin(), blocks_.end(), [](auto& a, auto& b) { return a.address < b.address; });
+  }
+
+  /// False if `bytes` lies in none of the blocks.
+  bool mark(const void* bytes) {
+    const DeviceAddress address = to_address(bytes);
+    auto after = std::upper_bound(blocks_.begin(), blocks_.end(), address,
+                                  [](DeviceAddress a, const BlockInfo& block) { return a < block.address; });
+    if (after == blocks_.begin()) return false;
+    const auto block = std::prev(after);
+    if (address >= block->address + block->size) return false;
+    marked_[static_cast<std::size_t>(block - blocks_.begin())] = true;
+    return true;
+  }
+
+  std::vector<BlockInfo> unmarked() const {
+    std::vector<BlockInfo> result;
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      if (!marked_[i]) result.push_back(blocks_[i]);
+    }
+    return result;
+  }
+
+ private:
+  std::vector<BlockInfo> blocks_;
+  std::vector<bool> marked_;
+};
+
+std::string place(OwnerId home) {
+  if (home == kNoOwner) return "ordinary memory";
+  for (const Region& region : Region::all()) {
+    if (region.id() == home) return fmt::format("offload region '{}'", region.name());
+  }
+  return "another region";
+}
+
+std::string describe(const std::vector<BlockInfo>& blocks) {
+  constexpr std::size_t kShown = 8;
+  Bytes total = 0;
+  std::string sizes;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    total += blocks[i].requested;
+    if (i < kShown) sizes += fmt::format("{}{}", i == 0 ? "" : ", ", blocks[i].requested);
+  }
+  if (blocks.size() > kShown) sizes += ", …";
+  return fmt::format("{} live block{} of {} bytes in all ({})", blocks.size(), blocks.size() == 1 ? "" : "s", total, sizes);
+}
+
+class RegionTensors final : public RegionObserver {
+ public:
+  // What is known about storages.
+
+  /// Adds the storage to the region its memory lies in. With `expected`: that region, else throws Misuse.
+  void note(const c10::Storage& storage, const Region* expected = nullptr);
+  OwnerId region_of(const c10::StorageImpl& storage);
+  Bytes full_size_of(const c10::StorageImpl& storage);
+  std::vector<BlockInfo> untracked_blocks(const Region& region);
+  std::size_t tracked_storages(const Region& region);
+  std::size_t take_changed_storages(const Region& region);
+  void set_remedy(const Region& region, std::string remedy);
+
+  // RegionObserver.
+
+  void scope_changed() override;
+  std::vector<DeviceStream> current_streams() override;
+  void before_evict(const Region& region, const EvictOptions& options) override;
+  void evict_failed(const Region& region) noexcept override;
+  void after_restore(const Region& region) noexcept override;
+
+ private:
+  struct Look {
+    std::vector<StorageRef> to_guard;
+    std::vector<BlockInfo> untracked;
+  };
+
+  bool knows_region(OwnerId owner);
+  bool knows(OwnerId owner, const c10::StorageImpl* storage, const void* bytes);
+  void add(OwnerId owner, const c10::Storage& storage, void* bytes);
+  std::optional<std::pair<OwnerId, Bytes>> guarded(const c10::StorageImpl& storage);
+  void mark_guarded(OwnerId owner, const std::vector<GuardedStorage>& storages, bool guarded);
+  Look look(const Region& region);
+  Look look_patiently(const Region& region);
+  void release_all(const Region& region) noexcept;
+  void forget_ended_regions();
+
+  Mutex mutex_;
+  std::unordered_map<OwnerId, Tenants> tenants_ LOWTIDE_GUARDED_BY(mutex_);
+};
+
+RegionTensors& tensors() {
+  static auto* const instance = new RegionTensors;  // never destroyed: tensors and threads may outlive every static object
+  return *instance;
+}
+
+// --- Learning storages -----------------------------------------------------------------------------------------------------------
+
+void note_all(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const c10::TensorImpl* tensor = value.toTensor().unsafeGetTensorImpl();
+    if (tensor->has_storage()) tensors().note(tensor->unsafe_storage());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) note_all(element);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) note_all(element);
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) note_all(entry.value());
+  }
+}
+
+void operator_ended(const at::RecordFunction& call, at::ObserverContext*) {
+  // torch hands thread-local callbacks on to its worker threads; regions are not, so those stop here.
+  if (current_owner() == kNoOwner) return;
+  for (const c10::IValue& output : call.outputs()) note_all(output);
+}
+
+std::unique_ptr<at::ObserverContext> operator_begins(const at::RecordFunction&) { return nullptr; }
+
+thread_local at::CallbackHandle t_callback = at::INVALID_CALLBACK_HANDLE;
+
+void RegionTensors::scope_changed() {
+  const bool wanted = current_owner() != kNoOwner;
+  if (wanted == (t_callback != at::INVALID_CALLBACK_HANDLE)) return;
+  if (wanted) {
+    t_callback = at::addThreadLocalCallback(at::RecordFunctionCallback(&operator_begins, &operator_ended)
+                                                .needsOutputs(true)
+                                                .scopes({at::RecordScope::FUNCTION}));
+  } else {
+    at::removeCallback(std::exchange(t_callback, at::INVALID_CALLBACK_HANDLE));
+  }
+}
+
+bool RegionTensors::knows_region(OwnerId owner) {
+  const MutexLock lock(mutex_);
+  return tenants_.contains(owner);
+}
+
+bool RegionTensors::knows(OwnerId owner, const c10::StorageImpl* storage, const void* bytes) {
+  const MutexLock lock(mutex_);
+  const auto tenants = tenants_.find(owner);
+  if (tenants == tenants_.end()) return false;
+  const auto known = tenants->second.known.find(storage);
+  return known != tenants->second.known.end() && known->second.bytes == bytes;
+}
+
+void RegionTensors::add(OwnerId owner, const c10::Storage& storage, void* bytes) {
+  std::vector<KnownStorages::node_type> dead;  // dropped after the lock
+  if (!knows_region(owner)) forget_ended_regions();
+  const MutexLock lock(mutex_);
+  Tenants& tenants = tenants_[owner];
+  tenants.known.insert_or_assign(storage.unsafeGetStorageImpl(), KnownStorage{storage.getWeakStorageImpl(), bytes});
+  if (tenants.known.size() < tenants.prune_at) return;
+  // Twice what survived: a long run of temporaries costs amortised constant time and keeps the table at twice the live storages.
+  for (auto entry = tenants.known.begin(); entry != tenants.known.end();) {
+    const auto here = entry++;
+    if (here->second.storage.expired()) dead.push_back(tenants.known.extract(here));
+  }
+  tenants.prune_at = std::max<std::size_t>(64, 2 * tenants.known.size());
+}
+
+void RegionTensors::note(const c10::Storage& storage, const Region* expected) {
+  const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  if (impl == nullptr) return;
+  void* const bytes = bytes_of(*impl);
+  const OwnerId likely = expected != nullptr ? expected->id() : current_owner();
+  if (bytes != nullptr && likely != kNoOwner && knows(likely, impl, bytes)) return;
+
+  const OwnerId home = region_of(*impl);
+  const bool fits = expected == nullptr || home == expected->id();
+  if (bytes != nullptr && home != kNoOwner && fits) add(home, storage, bytes);
+  const bool empty = bytes == nullptr && home == kNoOwner;
+  if (fits || empty) return;
+  throw Misuse(fmt::format("cannot track a tensor of {} bytes in offload region '{}': its memory is in {}. Allocate it inside "
+                           "`with OffloadRegion(\"{}\"):`, or give it to a CPUOffloadPool, which moves tensors into a region of its own",
+                           full_size_of(*impl), expected->name(), place(home), expected->name()));
+}
+
+// --- Questions -------------------------------------------------------------------------------------------------------------------
+
+OwnerId RegionTensors::region_of(const c10::StorageImpl& storage) {
+  if (const void* bytes = bytes_of(storage)) {
+    const auto block = block_at(bytes);
+    return block ? block->owner : kNoOwner;
+  }
+  const auto found = guarded(storage);
+  return found ? found->first : kNoOwner;
+}
+
+Bytes RegionTensors::full_size_of(const c10::StorageImpl& storage) {
+  if (bytes_of(storage) != nullptr) return size_of(storage);
+  const auto found = guarded(storage);
+  return found ? found->second : size_of(storage);
+}
+
+std::optional<std::pair<OwnerId, Bytes>> RegionTensors::guarded(const c10::StorageImpl& storage) {
+  const MutexLock lock(mutex_);
+  for (const auto& [owner, tenants] : tenants_) {
+    const auto known = tenants.known.find(&storage);
+    if (known != tenants.known.end() && known->second.guarded_size) return std::pair(owner, *known->second.guarded_size);
+  }
+  return std::nullopt;
+}
+
+void RegionTensors::mark_guarded(OwnerId owner, const std::vector<GuardedStorage>& storages, bool guarded) {
+  const MutexLock lock(mutex_);
+  auto& known = tenants_[owner].known;
+  for (const GuardedStorage& storage : storages) {
+    const auto entry = known.find(storage.storage());
+    if (entry == known.end()) continue;
+    entry->second.guarded_size = guarded ? std::optional(storage.size()) : std::nullopt;
+  }
+}
+
+std::size_t RegionTensors::tracked_storages(const Region& region) {
+  const MutexLock lock(mutex_);
+  const auto tenants = tenants_.find(region.id());
+  if (tenants == tenants_.end()) return 0;
+  return static_cast<std::size_t>(std::count_if(tenants->second.known.begin(), tenants->second.known.end(),
+                                                [](auto& entry) { return !entry.second.storage.expired(); }));
+}
+
+std::size_t RegionTensors::take_changed_storages(const Region& region) {
+  const MutexLock lock(mutex_);
+  const auto tenants = tenants_.find(region.id());
+  return tenants == tenants_.end() ? 0 : std::exchange(tenants->second.changed, 0);
+}
+
+void RegionTensors::set_remedy(const Region& region, std::string remedy) {
+  const MutexLock lock(mutex_);
+  tenants_[region.id()].remedy = std::move(remedy);
+}
+
+std::vector<BlockInfo> RegionTensors::untracked_blocks(const Region& region) { return look_patiently(region).untracked; }
+
+std::vector<DeviceStream> RegionTensors::current_streams() {
+  if (device_kind() == DeviceKind::Host) return {{0, StreamHandle{}}};
+  std::vector<DeviceStream> streams;
+  if (device_kind() != DeviceKind::Cuda) return streams;
+  const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
+  for (CachingAllocator* allocator : existing_allocators()) {
+    const int index = allocator->device().index();
+    const c10::Stream stream = cuda.getStream(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)));
+    streams.push_back({index, StreamHandle{reinterpret_cast<std::uintptr_t>(stream.native_handle())}});
+  }
+  return streams;
+}
+
+// --- Evict and restore -----------------------------------------------------------------------------------------------------------
+
+RegionTensors::Look RegionTensors::look(const Region& region) {
+  std::vector<KnownStorage> known;
+  std::vector<const void*> away;
+  {
+    const MutexLock lock(mutex_);
+    const auto tenants = tenants_.find(region.id());
+    if (tenants != tenants_.end()) {
+      known.reserve(tenants->second.known.size());
+      for (const auto& [storage, entry] : tenants->second.known) known.push_back(entry);
+      for (const GuardedStorage& guarded : tenants->second.guarded) away.push_back(guarded.bytes());
+    }
+  }
+  // Strong references come before the list of blocks: a storage that is alive now keeps its block in it.
+  Look result;
+  for (const KnownStorage& entry : known) {
+    if (StorageRef storage = entry.storage.lock()) result.to_guard.push_back(std::move(storage));
+  }
+  BlockMarks blocks(region.live_blocks());
+  for (const void* bytes : away) blocks.mark(bytes);
+  // A known storage may have moved out of the region since (resized elsewhere): only those inside are guarded.
+  std::erase_if(result.to_guard, [&](const StorageRef& storage) {
+    const void* bytes = bytes_of(*storage);
+    return bytes == nullptr || !blocks.mark(bytes);
+  });
+  result.untracked = blocks.unmarked();
+  return result;
+}
+
+RegionTensors::Look RegionTensors::look_patiently(const Region& region) {
+  for (int looks = 1;; ++looks) {
+    Look result = look(region);
+    if (result.untracked.empty() || looks == kLooks) return result;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+void RegionTensors::before_evict(const Region& region, const EvictOptions& options) {
+  Look found = options.untracked == Untracked::Unmap ? look(region) : look_patiently(region);
+  if (options.untracked == Untracked::Refuse && !found.untracked.empty()) {
+    throw Misuse(fmt::format(
+        "offload region '{}' holds {} that no known tensor uses; using such a block while it is evicted would be a fault. Name the "
+        "tensors with region.track(tensor), free them, or evict(untracked=\"unmap\") if nothing uses them before restore",
+        region.name(), describe(found.untracked)));
+  }
+
+  std::string remedy;
+  {
+    const MutexLock lock(mutex_);
+    remedy = tenants_[region.id()].remedy;
+  }
+  const auto message = std::make_shared<const std::string>(
+      fmt::format("tensor of offload region '{}' is evicted; {}", region.name(), remedy));
+  std::vector<GuardedStorage> guards;
+  guards.reserve(found.to_guard.size());
+  for (const StorageRef& storage : found.to_guard) guards.emplace_back(storage, message);
+
+  {
+    const MutexLock lock(mutex_);
+    auto& tenants = tenants_[region.id()];
+    tenants.guarded.reserve(tenants.guarded.size() + guards.size());
+  }
+  mark_guarded(region.id(), guards, true);
+  for (GuardedStorage& guard : guards) guard.engage();
+  const MutexLock lock(mutex_);
+  auto& tenants = tenants_[region.id()];
+  std::move(guards.begin(), guards.end(), std::back_inserter(tenants.guarded));
+}
+
+void RegionTensors::evict_failed(const Region& region) noexcept {
+  // Where bytes went out and could not be brought back at once, the region is still evicted in part: its tensors stay guarded until
+  // it is restored, rather than read what is not there.
+  try {
+    if (region.evicted_bytes() > 0) return;
+  } catch (const std::exception& error) {
+    log().error("offload region '{}': its tensors stay guarded after a failed eviction: {}", region.name(), error.what());
+    return;
+  }
+  release_all(region);
+}
+
+void RegionTensors::after_restore(const Region& region) noexcept { release_all(region); }
+
+void RegionTensors::release_all(const Region& region) noexcept {
+  std::vector<GuardedStorage> guarded;
+  {
+    const MutexLock lock(mutex_);
+    const auto tenants = tenants_.find(region.id());
+    if (tenants == tenants_.end()) return;
+    guarded.swap(tenants->second.guarded);
+  }
+  std::size_t changed = 0;
+  for (GuardedStorage& guard : guarded) {
+    if (guard.release() == GuardedStorage::Outcome::Changed) ++changed;
+  }
+  mark_guarded(region.id(), guarded, false);
+  if (changed == 0) return;
+  log().warn("offload region '{}': {} storage(s) were given other memory while evicted; they were left as found", region.name(),
+             changed);
+  const MutexLock lock(mutex_);
+  tenants_[region.id()].changed += changed;
+}
+
+// Region ids are never used again, so what is not among the regions that exist is gone for good; ids above the newest one seen
+// belong to regions made since.
+void RegionTensors::forget_ended_regions() {
+  const std::vector<Region> existing = Region::all();
+  std::vector<Tenants> ended;  // dropped after the lock
+  const MutexLock lock(mutex_);
+  for (auto entry = tenants_.begin(); entry != tenants_.end();) {
+    const auto here = entry++;
+    const bool lives = std::any_of(existing.begin(), existing.end(), [&](auto& region) { return region.id() == here->first; });
+    if (lives || existing.empty() || here->first > existing.back().id()) continue;
+    ended.push_back(std::move(here->second));
+    tenants_.erase(here);
+  }
+}
+
+}  // namespace
+
+void install_region_tensors() { set_region_observer(&tensors()); }
+
+void track(const Region& region, const c10::Storage& storage) { tensors().note(storage, &region); }
+void track_where_it_is(const c10::Storage& storage) { tensors().note(storage); }
+OwnerId region_of(const c10::StorageImpl& storage) { return tensors().region_of(storage); }
+Bytes full_size_of(const c10::StorageImpl& storage) { return tensors().full_size_of(storage); }
+std::vector<BlockInfo> untracked_blocks(const Region& region) { return tensors().untracked_blocks(region); }
+std::size_t tracked_storages(const Region& region) { return tensors().tracked_storages(region); }
+std::size_t take_changed_storages(const Region& region) { return tensors().take_changed_storages(region); }
+void set_remedy(const Region& region, std::string remedy) { tensors().set_remedy(region, std::move(remedy)); }
+
+}  // namespace lowtide

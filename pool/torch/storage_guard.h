@@ -1,0 +1,66 @@
+// Takes the bytes away from one torch storage and gives them back. In between the storage has 0 bytes and every access to its
+// data raises with a text of ours, instead of reading an address behind which nothing is mapped.
+// Knows nothing of regions; region_tensors.h decides which storages are guarded, and when.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "allocator/types.h"
+
+namespace lowtide {
+
+using StorageRef = c10::intrusive_ptr<c10::StorageImpl>;
+using WeakStorageRef = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+/// Address of the storage's bytes, null if it has none. Never raises, materialises or warns, unlike StorageImpl::data().
+void* bytes_of(const c10::StorageImpl& storage) noexcept;
+
+/// Size of the storage; 0 where it is symbolic (such storages have no memory).
+Bytes size_of(const c10::StorageImpl& storage) noexcept;
+
+/// One storage between guard and release. The storage goes on owning its memory: it keeps the allocator's context and deleter, only
+/// the address is taken out of sight. So a tensor that dies meanwhile frees its block at once, whoever allocated it.
+/// Holds the storage weakly. Not synchronised; the caller sees to it that nobody uses the storage during engage() and release().
+class GuardedStorage {
+ public:
+  enum class Outcome {
+    Restored,  // as before
+    Dead,      // the last reference went away meanwhile
+    Changed,   // somebody gave the storage other memory, or none: it was left as found
+  };
+
+  /// Prepares only: everything that can fail happens here, the storage still works. `message` is shared by all of a region.
+  GuardedStorage(const StorageRef& storage, std::shared_ptr<const std::string> message);
+
+  /// From here on accesses raise RuntimeError with the message.
+  void engage() noexcept;
+
+  /// Ends the guard. An object that never engaged, or was released, does nothing and says Restored.
+  Outcome release() noexcept;
+
+  /// Where the bytes are, and how many.
+  void* bytes() const noexcept { return bytes_; }
+  Bytes size() const noexcept { return size_; }
+  /// The storage's identity; may dangle once the storage is dead, so only to be compared.
+  const c10::StorageImpl* storage() const noexcept { return identity_; }
+
+ private:
+  WeakStorageRef storage_;
+  const c10::StorageImpl* identity_;
+  std::shared_ptr<const std::string> message_;
+  std::optional<std::string> message_for_storage_;
+  void* bytes_;
+  void* context_ = nullptr;
+  Bytes size_;
+  bool engaged_ = false;
+  // What others had set before: torch itself poisons storages this way (memory of a CUDA graph tree that was reused).
+  bool raised_before_ = false;
+  std::optional<std::string> message_before_;
+};
+
+}  // namespace lowtide
