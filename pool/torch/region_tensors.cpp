@@ -115,6 +115,7 @@ class RegionTensors final : public RegionObserver {
   Bytes full_size_of(const c10::StorageImpl& storage);
   std::vector<BlockInfo> untracked_blocks(const Region& region);
   std::size_t tracked_storages(const Region& region);
+  std::size_t table_entries(const Region& region);
   std::size_t take_changed_storages(const Region& region);
   void set_remedy(const Region& region, std::string remedy);
 
@@ -277,6 +278,12 @@ std::size_t RegionTensors::tracked_storages(const Region& region) {
                                                 [](auto& entry) { return !entry.second.storage.expired(); }));
 }
 
+std::size_t RegionTensors::table_entries(const Region& region) {
+  const MutexLock lock(mutex_);
+  const auto tenants = tenants_.find(region.id());
+  return tenants == tenants_.end() ? 0 : tenants->second.known.size();
+}
+
 std::size_t RegionTensors::take_changed_storages(const Region& region) {
   const MutexLock lock(mutex_);
   const auto tenants = tenants_.find(region.id());
@@ -432,6 +439,7 @@ OwnerId region_of(const c10::StorageImpl& storage) { return tensors().region_of(
 Bytes full_size_of(const c10::StorageImpl& storage) { return tensors().full_size_of(storage); }
 std::vector<BlockInfo> untracked_blocks(const Region& region) { return tensors().untracked_blocks(region); }
 std::size_t tracked_storages(const Region& region) { return tensors().tracked_storages(region); }
+std::size_t table_entries(const Region& region) { return tensors().table_entries(region); }
 std::size_t take_changed_storages(const Region& region) { return tensors().take_changed_storages(region); }
 void set_remedy(const Region& region, std::string remedy) { tensors().set_remedy(region, std::move(remedy)); }
 

@@ -41,6 +41,9 @@ std::vector<BlockInfo> untracked_blocks(const Region& region);
 /// Storages of `region`, guarded or not, that are known and alive.
 std::size_t tracked_storages(const Region& region);
 
+/// Entries of the region's table, those of dead storages included: at most twice the storages alive at the last pruning, or 64.
+std::size_t table_entries(const Region& region);
+
 /// Storages of `region` that somebody else had changed when restores since the last such call gave tensors their bytes back; they were
 /// left as found.
 std::size_t take_changed_storages(const Region& region);

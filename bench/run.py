@@ -1,0 +1,96 @@
+"""Runs every benchmark and ends with a summary beside what is asked for.
+
+    python bench/run.py [--build build-gpu] [--only offload_bandwidth …] [--json FILE]
+
+What `make bench` runs, in about four minutes on one GPU. Exit status 1 if a benchmark failed; a figure below what is asked for is
+said, and is no failure: times depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from common import machine, require_cuda, table, write_json
+
+HERE = pathlib.Path(__file__).resolve().parent
+SCRIPTS = ("offload_bandwidth", "alloc_latency", "train_step")
+BIG, SMALL, FIRST_MS = 0.95, 0.80, 700  # least ratio to the plain copy, for 10 GiB and for small tensors; most ms for 11 GiB
+
+
+def asked(figure: float, limit: float, *, at_most: bool = False) -> str:
+    """Whether a figure is what is asked for."""
+    return "PASS" if (figure <= limit if at_most else figure >= limit) else "below"
+
+
+def summary(found: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Rows of the table at the end: what, ours, beside what, ratio, asked for, verdict."""
+    rows = []
+    for index, case in enumerate(found.get("offload_bandwidth", {}).get("warm", [])):
+        limit = BIG if index == 0 else SMALL
+        for verb, beside in (("evict", "plain_out"), ("restore", "plain_in")):
+            ratio = case[f"{verb}_ratio"]
+            rows.append([f"{verb}, {case['name']}", f"{case[f'{verb}_gbps']:.1f} GB/s", f"{case[f'{beside}_gbps']:.1f} plain copy",
+                         f"{ratio:.3f}", f">= {limit:.2f}", asked(ratio, limit)])
+    if "offload_bandwidth" in found:
+        first = found["offload_bandwidth"]["first_evict_ms"]
+        rows.append(["first evict, 11 GiB", f"{first:.0f} ms", "", "", f"<= {FIRST_MS} ms", asked(first, FIRST_MS, at_most=True)])
+    for name, case in found.get("alloc_latency", {}).get("cases", {}).items():
+        rows.append([f"torch.empty and free, {name}", f"{case['lowtide_ns']:.0f} ns", f"{case['native_ns']:.0f} native", f"{case['ratio']:.2f}", "", ""])
+    for count, case in found.get("train_step", {}).get("tokens", {}).items():
+        rows.append([f"training step, {count} tokens, state resident", f"{case['resident']['ms']:.0f} ms", f"{case['native']['ms']:.0f} native",
+                     f"{case['resident']['ms'] / case['native']['ms']:.2f}", "", ""])
+        rows.append([f"training step, {count} tokens, state out and in", f"{case['blocking']['ms']:.0f} ms",
+                     f"{case['resident']['ms']:.0f} resident", f"{case['blocking']['ms'] / case['resident']['ms']:.2f}", "", ""])
+        rows.append([f"  peak allocated in forward and backward", f"{case['blocking']['peak_gb']:.1f} GB",
+                     f"{case['resident']['peak_gb']:.1f} resident", f"{case['blocking']['peak_gb'] / case['resident']['peak_gb']:.2f}", "", ""])
+    return rows
+
+
+def main() -> int:
+    """Runs the benchmarks; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=HERE.parent / "build-gpu", help="build folder with bench/alloc_latency")
+    parser.add_argument("--only", nargs="+", choices=(*SCRIPTS, "alloc_latency_cpp"), help="run these alone")
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures here, as one line of JSON")
+    options = parser.parse_args()
+    require_cuda()
+    chosen = options.only or (*SCRIPTS, "alloc_latency_cpp")
+
+    begin, failed = time.monotonic(), []
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (script for script in SCRIPTS if script in chosen):
+            print(f"\n==> {name}.py", flush=True)
+            figures = pathlib.Path(folder) / f"{name}.json"
+            status = subprocess.run([sys.executable, HERE / f"{name}.py", "--json", figures]).returncode
+            if status == 0 and figures.exists():
+                found[name] = json.loads(figures.read_text())
+            else:
+                failed.append(f"{name}.py (status {status})")
+        program = options.build / "bench" / "alloc_latency"
+        if "alloc_latency_cpp" in chosen and program.exists():
+            print("\n==> alloc_latency.cpp: the allocator alone", flush=True)
+            status = subprocess.run([program, "--benchmark_counters_tabular=true"]).returncode
+            if status:
+                failed.append(f"alloc_latency.cpp (status {status})")
+        elif "alloc_latency_cpp" in chosen:
+            print(f"\n==> alloc_latency.cpp is left out: {program} is not built (LOWTIDE_BUILD_BENCH=ON)")
+
+    print(f"\n==> summary\n{machine()}\n")
+    print(table(["", "Lowtide", "beside", "ratio", "asked", ""], summary(found)))
+    print(f"\n{time.monotonic() - begin:.0f} s in all")
+    write_json(options.json, found)
+    if failed:
+        print("FAILED: " + ", ".join(failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
