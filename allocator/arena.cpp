@@ -128,9 +128,12 @@ void Arena::free(Bytes offset) {
     split_at(end);
     const PageState state = slot->second.state;
     if (state == PageState::Resident) paint(begin, end, TileKind::Free);
-    if (!holds_memory(state)) evicted_bytes_ -= end - begin;
+    if (!holds_memory(state)) {
+      evicted_bytes_ -= end - begin;
+      slot->second.live_away -= end - begin;
+    }
     const auto next = std::next(slot);
-    if (state == PageState::Evicted && live_bytes(page) == 0) forget(slot);
+    if (state == PageState::Evicted && slot->second.live_away == 0) forget(slot);
     slot = next;
   }
 }
@@ -253,11 +256,15 @@ Page Arena::detach(Bytes offset) {
   return page;
 }
 
-void Arena::begin_evict(Bytes offset) {
+std::vector<Extent> Arena::begin_evict(Bytes offset) {
   const auto slot = slot_in_state(offset, PageState::Resident, "evict");
-  if (bytes_of(TileKind::Retired, {offset, slot->second.page.size}) != 0) fail("evict of a page with a retired block");
+  const Extent page{offset, slot->second.page.size};
+  if (retired_bytes_ > 0 && bytes_of(TileKind::Retired, page) != 0) fail("evict of a page with a retired block");
+  std::vector<Extent> live = live_runs(offset);
   slot->second.state = PageState::Evicting;
-  repaint_unallocated({offset, slot->second.page.size}, TileKind::Withheld);
+  const bool full = live.size() == 1 && live.front() == page;
+  if (!full) repaint_unallocated(page, TileKind::Withheld);
+  return live;
 }
 
 Page Arena::finish_evict(Bytes offset) {
@@ -265,8 +272,7 @@ Page Arena::finish_evict(Bytes offset) {
   const Page page = slot->second.page;
   const Bytes live = live_bytes({offset, page.size});
   mapped_bytes_ -= page.size;
-  slot->second.page.handle = PageHandle{};
-  slot->second.state = PageState::Evicted;
+  slot->second = Slot{{PageHandle{}, page.size}, PageState::Evicted, live};
   evicted_bytes_ += live;
   if (live == 0) forget(slot);
   return page;
@@ -279,10 +285,11 @@ void Arena::begin_restore(Bytes offset) {
 void Arena::finish_restore(Bytes offset, Page page) {
   const auto slot = slot_in_state(offset, PageState::Restoring, "end of restore");
   if (slot->second.page.size != page.size) fail("restore with a page of another size");
+  const Bytes live = slot->second.live_away;
   slot->second = Slot{page, PageState::Resident};
   mapped_bytes_ += page.size;
-  evicted_bytes_ -= live_bytes({offset, page.size});
-  repaint_unallocated({offset, page.size}, TileKind::Free);
+  evicted_bytes_ -= live;
+  if (live != page.size) repaint_unallocated({offset, page.size}, TileKind::Free);
 }
 
 void Arena::cancel(Bytes offset) {
@@ -297,7 +304,7 @@ void Arena::cancel(Bytes offset) {
       return;
     case PageState::Restoring:
       slot->second.state = PageState::Evicted;
-      if (live_bytes(page) == 0) forget(slot);
+      if (slot->second.live_away == 0) forget(slot);
       return;
     case PageState::Resident:
     case PageState::Evicted: fail("cancel of a page that is on no way");
@@ -406,6 +413,7 @@ void Arena::check() const {
     const Extent page{offset, slot.page.size};
     if (holds_memory(slot.state)) mapped += page.size;
     if (!holds_memory(slot.state)) evicted += live_bytes(page);
+    if (!holds_memory(slot.state) && live_bytes(page) != slot.live_away) fail("live_away is wrong");
     if (slot.state == PageState::Evicted && live_bytes(page) == 0) fail("an evicted page without live bytes");
   }
   if (allocated != allocated_bytes_) fail("allocated_bytes is wrong");

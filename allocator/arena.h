@@ -88,7 +88,8 @@ class Arena {
 
   void withdraw(Bytes offset);     // Resident, unused -> Draining
   Page detach(Bytes offset);       // Draining -> gone
-  void begin_evict(Bytes offset);  // Resident -> Evicting
+  /// Resident -> Evicting. Returns the live bytes on the page, as live_runs() does.
+  std::vector<Extent> begin_evict(Bytes offset);
   Page finish_evict(Bytes offset);  // Evicting -> Evicted, or gone if no live byte is left
   void begin_restore(Bytes offset);                // Evicted -> Restoring
   void finish_restore(Bytes offset, Page page);    // Restoring -> Resident
@@ -132,6 +133,7 @@ class Arena {
   struct Slot {
     Page page;
     PageState state;
+    Bytes live_away = 0;  // Allocated bytes on the page while it is Evicted or Restoring
   };
   using TileMap = std::map<Bytes, TileValue>;
   using SlotMap = std::map<Bytes, Slot>;

@@ -120,6 +120,7 @@ bool CachingAllocator::free(DeviceAddress address) noexcept {
   }
   Heap::add(heap.stats.allocations, placed.size_class, -1);
   Heap::add(heap.stats.requested_bytes, placed.size_class, -static_cast<std::int64_t>(found->second.requested));
+  placed.pinned.erase(address);
   heap.live.erase(found);
 #ifdef LOWTIDE_CHECKED
   heap.check_locked();
@@ -133,7 +134,10 @@ bool CachingAllocator::record_stream(DeviceAddress address, StreamHandle stream)
   if (found == heap_->live.end()) return false;
   auto& streams = found->second.other_streams;
   const bool known = stream == found->second.arena->stream || std::ranges::find(streams, stream) != streams.end();
-  if (!known) streams.push_back(stream);
+  if (known) return true;
+  auto& of_arena = found->second.arena->recorded_streams;
+  if (std::ranges::find(of_arena, stream) == of_arena.end()) of_arena.push_back(stream);
+  streams.push_back(stream);
   return true;
 }
 
@@ -144,7 +148,7 @@ void CachingAllocator::pin(DeviceAddress address, std::string reason) {
   if (!found->second.arena->arena.is_resident(address - found->second.arena->base)) {
     throw Misuse("the block is evicted: restore its region first");
   }
-  found->second.pin_reason = std::move(reason);
+  found->second.arena->pinned.insert_or_assign(address, std::move(reason));
 }
 
 Bytes CachingAllocator::trim() {

@@ -13,7 +13,7 @@ namespace {
 
 /// Address space of one arena: more than the device's memory, so that holes between live blocks do not use it up.
 /// Addresses cost nothing, but a process has 128 TiB of them in all.
-Bytes arena_capacity(const Device& device, Bytes total) { return round_up(total + total / 8, device.granularity()); }
+Bytes arena_capacity(Bytes total, Bytes page) { return round_up(total + total / 8, page); }
 
 std::int64_t signed_difference(Bytes after, Bytes before) {
   return static_cast<std::int64_t>(after) - static_cast<std::int64_t>(before);
@@ -27,9 +27,12 @@ Heap::Heap(Device& device_in, AllocatorOptions options_in)
 Heap::~Heap() {
   MutexLock lock(mutex);
   for (PendingFree& pending : pending_frees) {
-    for (const EventHandle event : pending.events) events.give(event);
+    for (const EventHandle event : pending.events) {
+      if (event != EventHandle{}) events.give(event);
+    }
   }
   for (auto& [key, placed] : arenas) {
+    if (placed->last_use != EventHandle{}) events.give(placed->last_use);
     for (const auto& [offset, page] : placed->arena.mapped_pages()) {
       try {
         device.unmap(placed->base + offset, page.size);
@@ -44,11 +47,13 @@ Heap::~Heap() {
 
 PlacedArena& Heap::arena_for(ArenaKey key) {
   if (const auto found = arenas.find(key); found != arenas.end()) return *found->second;
-  const Bytes capacity = arena_capacity(device, device.memory().total);
+  // Room is made in whole pages, so that is the arena's unit, not the device's finer one.
+  const Bytes page = pool.sizes().small;
+  const Bytes capacity = arena_capacity(device.memory().total, page);
   const auto [owner, stream, size_class] = key;
   const DeviceAddress base = device.reserve(capacity);
   try {
-    auto placed = std::make_unique<PlacedArena>(base, capacity, device.granularity(), stream, owner, size_class);
+    auto placed = std::make_unique<PlacedArena>(base, capacity, page, stream, owner, size_class);
     PlacedArena& result = *placed;
     const auto by_address = arenas_by_address.emplace(base, &result).first;
     try {
@@ -72,6 +77,7 @@ PlacedArena* Heap::arena_at(DeviceAddress address) const {
 }
 
 void Heap::remove_arena(PlacedArena& placed) noexcept {
+  if (placed.last_use != EventHandle{}) events.give(placed.last_use);
   device.release_address(placed.base, placed.arena.capacity());
   arenas_by_address.erase(placed.base);
   arenas.erase({placed.owner, placed.stream, placed.size_class});
@@ -113,6 +119,7 @@ void Heap::end_block(DeviceAddress address, const LiveBlock& block) {
   PlacedArena& placed = *block.arena;
   const Accounting accounting(*this, placed);
   placed.arena.free(address - placed.base);
+  placed.freed_since = true;
 }
 
 Heap::Accounting::Accounting(Heap& heap, const PlacedArena& placed)

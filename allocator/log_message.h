@@ -1,5 +1,5 @@
-// The log for files that include torch's headers: those bring a version of fmt of their own, beside which the headers of
-// log.h do not compile. Also for code that must not throw.
+// The log for files that include torch's headers: those bring a version of fmt of their own, beside which log.h does
+// not compile. Also for code that must not throw.
 #pragma once
 
 #include <string_view>

@@ -34,13 +34,23 @@ std::optional<Page> PageSupply::take(Bytes size, const PlacedArena* growing, Ext
   return std::nullopt;
 }
 
-/// Whether everything queued so far on the arena's stream is done. Blocks used on other streams are freed only after
-/// events of those, so nothing else can still use an unused page.
-bool PageSupply::has_passed(const PlacedArena& placed) {
-  const EventHandle event = heap_.events.record(placed.stream);
-  const bool passed = heap_.device.query(event);
-  heap_.events.give(event);
-  return passed;
+/// Whether the arena's stream is past all use of its unused pages. Blocks used on other streams are freed only after
+/// events of those, so no other stream can still use them. The event stays until a block is freed again: one that was
+/// recorded just now has hardly ever passed, the one of an earlier question has.
+bool PageSupply::has_passed(PlacedArena& placed) {
+  try {
+    if (placed.last_use == EventHandle{} || placed.freed_since) {
+      const EventHandle event = heap_.events.record(placed.stream);
+      if (placed.last_use != EventHandle{}) heap_.events.give(placed.last_use);
+      placed.last_use = event;
+      placed.freed_since = false;
+    }
+    return heap_.device.query(placed.last_use);
+  } catch (const std::exception& error) {
+    // A stream that its owner destroyed, say: its pages stay where they are, and others do without them.
+    log().debug("keeping unused pages mapped: {}", error.what());
+    return false;
+  }
 }
 
 Page PageSupply::detach(PlacedArena& placed, const Extent& page) {
@@ -122,7 +132,13 @@ Remedy PageSupply::apply_next(Remedy tried) {
         MutexLock lock(heap_.mutex);
         reclaimers = heap_.reclaimers;
       }
-      for (const auto& reclaim : reclaimers) reclaim();
+      bool reclaimed = false;
+      for (const auto& reclaim : reclaimers) reclaimed = reclaim() || reclaimed;
+      if (reclaimed) {
+        // What they freed may have been blocks of ours.
+        await_pending_frees();
+        await_unused();
+      }
       return Remedy::AskReclaimers;
     }
     case Remedy::AskReclaimers:

@@ -79,7 +79,7 @@ class PageSupply {
 
  private:
   std::optional<Page> create(Bytes size) LOWTIDE_REQUIRES(heap_.mutex);
-  bool has_passed(const PlacedArena& placed) LOWTIDE_REQUIRES(heap_.mutex);
+  bool has_passed(PlacedArena& placed) LOWTIDE_REQUIRES(heap_.mutex);
   /// Pre: the page is unused and the arena's stream past it.
   Page detach(PlacedArena& placed, const Extent& page) LOWTIDE_REQUIRES(heap_.mutex);
   std::optional<Page> take_unused(Bytes size, const PlacedArena* growing, Extent kept) LOWTIDE_REQUIRES(heap_.mutex);

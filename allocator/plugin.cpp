@@ -15,7 +15,8 @@ std::string& last_error() noexcept {
 namespace {
 
 CachingAllocator& cuda_allocator_of(int device) {
-  if (device_kind() == DeviceKind::None) select_devices(DeviceKind::Cuda);
+  // Throws where the process chose another kind: its memory is of no use to a caller that expects CUDA's.
+  if (device_kind() != DeviceKind::Cuda) select_devices(DeviceKind::Cuda);
   return allocator_of(device);
 }
 

@@ -22,46 +22,41 @@ void RegionPages::for_each_arena(OwnerId owner, F&& visit) const {
 std::vector<StreamHandle> RegionPages::streams(OwnerId owner) const {
   std::vector<StreamHandle> found;
   MutexLock lock(heap_.mutex);
-  for_each_arena(owner, [&](PlacedArena& placed) { found.push_back(placed.stream); });
-  for (const auto& [address, block] : heap_.live) {
-    if (block.arena->owner == owner) found.insert(found.end(), block.other_streams.begin(), block.other_streams.end());
-  }
+  for_each_arena(owner, [&](const PlacedArena& placed) {
+    found.push_back(placed.stream);
+    found.insert(found.end(), placed.recorded_streams.begin(), placed.recorded_streams.end());
+  });
   std::ranges::sort(found);
   found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }
 
-std::vector<RegionPage> RegionPages::begin(OwnerId owner, PageState from) {
-  std::vector<RegionPage> pages;
-  for_each_arena(owner, [&](PlacedArena& placed) {
-    const Arena& arena = placed.arena;
-    const auto extents = from == PageState::Resident ? arena.evictable_pages() : arena.pages(from);
-    for (const Extent& extent : extents) {
-      RegionPage page{&placed, placed.base + extent.offset, extent.offset, extent.size, arena.live_runs(extent.offset)};
-      for (Extent& run : page.live) run.offset -= extent.offset;
-      pages.push_back(std::move(page));
-    }
-  });
-  // Only now, with the whole list made, does anything change.
-  for (const RegionPage& page : pages) {
-    if (from == PageState::Resident) {
-      page.placed->arena.begin_evict(page.offset);
-    } else {
-      page.placed->arena.begin_restore(page.offset);
-    }
-  }
-  return pages;
-}
-
 std::vector<RegionPage> RegionPages::begin_evict(OwnerId owner) {
   PageSupply(heap_).await_pending_frees(owner);
+  std::vector<RegionPage> pages;
   MutexLock lock(heap_.mutex);
-  for (const auto& [address, block] : heap_.live) {
-    if (block.arena->owner == owner && !block.pin_reason.empty()) {
-      throw Misuse(fmt::format("a block of {} may not leave the device: {}", format_bytes(block.size), block.pin_reason));
+  for_each_arena(owner, [&](PlacedArena& placed) {
+    if (!placed.pinned.empty()) {
+      const auto& [address, reason] = *placed.pinned.begin();
+      throw Misuse(fmt::format("a block of {} may not leave the device: {}",
+                               format_bytes(placed.arena.block_size(address - placed.base)), reason));
     }
+    for (const Extent& extent : placed.arena.evictable_pages()) {
+      pages.push_back({&placed, placed.base + extent.offset, extent.offset, extent.size});
+    }
+  });
+  std::size_t begun = 0;
+  try {
+    for (RegionPage& page : pages) {
+      page.live = page.placed->arena.begin_evict(page.offset);
+      ++begun;
+      for (Extent& run : page.live) run.offset -= page.offset;
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < begun; ++i) pages[i].placed->arena.cancel(pages[i].offset);
+    throw;
   }
-  return begin(owner, PageState::Resident);
+  return pages;
 }
 
 void RegionPages::finish_evict(const RegionPage& page) {
@@ -81,8 +76,15 @@ void RegionPages::cancel_evict(const RegionPage& page) noexcept { cancel(page); 
 void RegionPages::cancel_restore(const RegionPage& page) noexcept { cancel(page); }
 
 std::vector<RegionPage> RegionPages::begin_restore(OwnerId owner) {
+  std::vector<RegionPage> pages;
   MutexLock lock(heap_.mutex);
-  return begin(owner, PageState::Evicted);
+  for_each_arena(owner, [&](PlacedArena& placed) {
+    for (const Extent& extent : placed.arena.pages(PageState::Evicted)) {
+      pages.push_back({&placed, placed.base + extent.offset, extent.offset, extent.size});
+    }
+  });
+  for (const RegionPage& page : pages) page.placed->arena.begin_restore(page.offset);
+  return pages;
 }
 
 std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {

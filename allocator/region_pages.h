@@ -9,13 +9,13 @@
 
 namespace lowtide {
 
-/// A page of a region on its way, and the live bytes on it.
+/// A page of a region on its way.
 struct RegionPage {
   PlacedArena* placed = nullptr;
   DeviceAddress address{};
   Bytes offset = 0;
   Bytes size = 0;
-  std::vector<Extent> live{};  // offsets within the page, in order
+  std::vector<Extent> live{};  // of a page that leaves: its live bytes, offsets within the page, in order
 };
 
 /// Each begun page must be finished or cancelled. Safe from any thread; one evict or restore per owner at a time.
@@ -23,8 +23,8 @@ class RegionPages {
  public:
   explicit RegionPages(CachingAllocator& allocator) : heap_(allocator.heap()) {}
 
-  /// Streams whose work so far a departure of the owner's pages must wait for: those its blocks were allocated on and
-  /// those recorded for them.
+  /// Streams whose work so far a departure of the owner's pages must wait for: those its blocks were allocated on, and
+  /// all that were recorded for blocks of its arenas.
   std::vector<StreamHandle> streams(OwnerId owner) const;
 
   /// Resident pages of the owner become Evicting; nothing new is placed on them. Waits for pending frees first.
@@ -57,7 +57,6 @@ class RegionPages {
  private:
   template <class F>
   void for_each_arena(OwnerId owner, F&& visit) const LOWTIDE_REQUIRES(heap_.mutex);
-  std::vector<RegionPage> begin(OwnerId owner, PageState from) LOWTIDE_REQUIRES(heap_.mutex);
   void cancel(const RegionPage& page) noexcept;
 
   Heap& heap_;

@@ -36,6 +36,7 @@ class Sample:
     seconds: float
     allocated: int  # on the device, the state included while it is there
     reserved: int  # device memory that the process holds
+    free: int  # of it, pages that are ready for any use
     state: int  # AdamW's state on the device
     evicted: int  # AdamW's state on the host
     pinned: int  # host memory held for it
@@ -105,6 +106,7 @@ class Recorder:
             time.perf_counter(),
             int(figures["allocated_bytes"]),
             int(figures["reserved_bytes"]),
+            int(figures["free_page_bytes"]),
             self.state.resident_bytes,
             self.state.evicted_bytes,
             int(figures["pinned_bytes"]),
@@ -142,7 +144,7 @@ class Recorder:
         return {phase.name: phase for phase in self.phases}
 
 
-def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, time_label: str, path: pathlib.Path) -> None:
+def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, steps: str, path: pathlib.Path) -> None:
     """Draws what the device held over the recorded steps of each run, one panel a run, all on the same axes. Needs matplotlib."""
     import matplotlib
 
@@ -151,38 +153,41 @@ def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, time_la
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    rest_color, state_color, host_color, ink = "#9db8d2", "#e07b39", "#7a3e9d", "#333333"
+    rest_color, state_color, host_color, free_color, ink = "#9db8d2", "#e07b39", "#7a3e9d", "#8fc49b", "#333333"
     shades = {"forward": "#e2e2e2", "backward": "#cccccc", "step": "#aaaaaa", "restore": "#d9c8e4", "evict": "#d9c8e4"}
     dashes = (0, (4, 2))
     plt.rcParams.update({"font.size": 10, "axes.edgecolor": "#888888", "axes.labelcolor": ink, "text.color": ink})
     figure, axes = plt.subplots(len(panels), 1, sharex=True, sharey=True, figsize=(12, 0.6 + 3.4 * len(panels)), dpi=130, squeeze=False)
 
-    longest = max(record.phases[-1].end - record.phases[0].begin for _, record in panels) * 1e3
+    longest = max(record.phases[-1].end - record.phases[0].begin for _, record in panels)
+    scale, time_unit = (1.0, "s") if longest > 4 else (1e3, "ms")
     top = unit.of(max(sample.reserved for _, record in panels for sample in record.samples))
     for panel, (name, record) in zip(axes[:, 0], panels):
         samples = sorted(record.samples, key=lambda s: s.seconds)
         origin = record.phases[0].begin
-        times = [(s.seconds - origin) * 1e3 for s in samples]
+        times = [(s.seconds - origin) * scale for s in samples]
         state = [unit.of(s.state) for s in samples]
         panel.fill_between(times, 0, state, color=state_color, linewidth=0)
         panel.fill_between(times, state, [unit.of(s.allocated) for s in samples], color=rest_color, linewidth=0)
-        panel.plot(times, [unit.of(s.reserved) for s in samples], color=ink, linewidth=1.2)
+        reserved, used = [unit.of(s.reserved) for s in samples], [unit.of(s.reserved - s.free) for s in samples]
+        panel.fill_between(times, used, reserved, facecolor="none", edgecolor=free_color, hatch="////", linewidth=0)
+        panel.plot(times, reserved, color=ink, linewidth=1.2)
         if any(s.evicted for s in samples):
             panel.plot(times, [unit.of(s.evicted) for s in samples], color=host_color, linewidth=1.8, linestyle=dashes)
 
         peak = record.busiest
-        at, height = (peak.seconds - origin) * 1e3, unit.of(peak.allocated)
+        at, height = (peak.seconds - origin) * scale, unit.of(peak.allocated)
         panel.plot([at], [height], marker="o", markersize=4.5, color=ink)
         panel.annotate(f"{unit.text(peak.allocated)} {unit.name} ", (at, height), xytext=(-3, 3), textcoords="offset points", ha="right",
                        fontsize=9.5, fontweight="bold")
 
         strip = panel.get_xaxis_transform()  # x in milliseconds, y in parts of the panel's height
         for phase in record.phases:
-            begin, end = (phase.begin - origin) * 1e3, (phase.end - origin) * 1e3
+            begin, end = (phase.begin - origin) * scale, (phase.end - origin) * scale
             if phase.name in ("restore", "evict") and not any(s.evicted for s in samples):
                 continue  # nothing moves in this run
             panel.fill_between([begin, end], 1.02, 1.085, transform=strip, color=shades[phase.name], linewidth=0, clip_on=False)
-            if end - begin > 0.0085 * longest * len(phase.name):
+            if end - begin > 0.0085 * longest * scale * len(phase.name):
                 panel.text((begin + end) / 2, 1.05, phase.name, transform=strip, ha="center", va="center", fontsize=8.5, clip_on=False)
 
         panel.set_title(name, loc="left", fontsize=11.5, fontweight="bold", pad=20)
@@ -191,19 +196,21 @@ def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, time_la
         panel.grid(axis="y", color="#000000", alpha=0.08)
         panel.set_axisbelow(True)
 
-    axes[0, 0].set_xlim(0, longest)
+    axes[0, 0].set_xlim(0, longest * scale)
     axes[0, 0].set_ylim(0, 1.1 * top)
-    axes[-1, 0].set_xlabel(time_label)
+    axes[-1, 0].set_xlabel(f"time, {time_unit} ({steps}, slowed a little by being recorded)")
     figure.suptitle(title, x=0.012, ha="left", fontsize=10.5)
     figure.legend(
         handles=[
             Patch(color=rest_color, label="parameters, gradients, activations"),
             Patch(color=state_color, label="AdamW state on the device"),
-            Line2D([], [], color=ink, linewidth=1.2, label="device memory held by the process (reserved)"),
             Line2D([], [], color=host_color, linewidth=1.8, linestyle=dashes, label="AdamW state in pinned host memory"),
+            Line2D([], [], color=ink, linewidth=1.2, label="device memory held by the process (reserved)"),
+            Patch(facecolor="none", edgecolor=free_color, hatch="////", linewidth=0, label="of it free pages, ready for any use"),
+            Patch(color=shades["evict"], label="restore and evict"),
         ],
-        loc="lower center", ncols=4, frameon=False, fontsize=9.5,
+        loc="lower center", ncols=3, frameon=False, fontsize=9.5,
     )
-    figure.tight_layout(rect=(0, 0.04, 1, 0.99))
+    figure.tight_layout(rect=(0, 0.06, 1, 0.99))
     figure.savefig(path)
     plt.close(figure)

@@ -30,7 +30,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 import torch.nn.functional as F
-from timeline import Recorder, Unit, draw
+from timeline import Phase, Recorder, Unit, draw
 from torch import nn
 
 import lowtide
@@ -90,7 +90,7 @@ class Sizes:
 def sizes_for(kind: str) -> Sizes:
     """Sizes at which the state matters and the demo stays short."""
     if kind == "host":
-        return Sizes(layers=6, width=384, batch=4, length=256, steps=20)
+        return Sizes(layers=6, width=384, batch=3, length=256, steps=16)
     if torch.cuda.get_device_properties(0).total_memory < 60e9:
         return Sizes(layers=12, width=1024, batch=8, length=1024, steps=30)
     return Sizes(layers=20, width=2048, batch=16, length=1024, steps=30)
@@ -102,7 +102,8 @@ def read_text(path: pathlib.Path | None) -> tuple[torch.Tensor, str]:
         data, origin = path.read_bytes(), str(path)
     else:
         library = pathlib.Path(sysconfig.get_path("stdlib"))
-        sources = sorted([*library.glob("*.py"), *library.glob("[a-z]*/*.py")])
+        tables = {"encodings", "pydoc_data", "site-packages", "test"}  # character tables and such, or not the library's own
+        sources = sorted(source for source in (*library.glob("*.py"), *library.glob("*/*.py")) if source.parent.name not in tables)
         data, origin = b"".join(source.read_bytes() for source in sources), f"{len(sources)} sources in {library}"
     return torch.frombuffer(bytearray(data), dtype=torch.uint8), origin
 
@@ -203,22 +204,24 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def print_phases(resident: Run, evicting: Run, unit: Unit) -> None:
     """A table of the last step of both runs: for each phase the most that was allocated in it, the rest at its end."""
-    heads = ("allocated", "reserved", "allocated", "reserved", "evicted", "pinned")
-    print(f"\nThe last step in {unit.name}: the most allocated on the device during each phase; the rest at the phase's end")
-    print(f"  {'':<10}{'state stays':^22}   {'state leaves after every step':^66}")
-    print(f"  {'phase':<10}{heads[0]:>11}{heads[1]:>11}   {'state':<14}" + "".join(f"{head:>13}" for head in heads[2:]))
+    print(f"\nThe last step in {unit.name}: the most allocated on the device during each phase, the rest at its end; free: pages, of those "
+          "reserved, that are ready for any use")
+    print(f"  {'':<10}{'state stays':^32}   {'state leaves after every step':^62}")
+    heads = ("allocated", "reserved", "free")
+    print(f"  {'phase':<10}" + "".join(f"{head:>11}" for head in heads) + "  state     " + "".join(f"{head:>11}" for head in (*heads, "evicted", "pinned")))
     stays, leaves = resident.record.last_step(), evicting.record.last_step()
     where = {"forward": "out", "backward": "out", "restore": "comes in", "step": "in", "evict": "goes out"}
-    for name, location in where.items():
-        cells = ["-", "-"]
-        if name in stays and name != "restore":
-            samples = resident.record.within(stays[name])
-            cells = [unit.text(max(s.allocated for s in samples)), unit.text(samples[-1].reserved)]
-        samples = evicting.record.within(leaves[name])
+
+    def figures(run: Run, phase: Phase) -> list[float]:
+        samples = run.record.within(phase)
         last = samples[-1]
-        cells.append(unit.text(max(s.allocated for s in samples)))
-        cells += [unit.text(size) for size in (last.reserved, last.evicted, last.pinned)]
-        print(f"  {name:<10}{cells[0]:>11}{cells[1]:>11}   {location:<14}" + "".join(f"{cell:>13}" for cell in cells[2:]))
+        return [max(s.allocated for s in samples), last.reserved, last.free, last.evicted, last.pinned]
+
+    for name, location in where.items():
+        moving = name in ("restore", "evict")
+        left = ["-"] * 3 if moving else [unit.text(size) for size in figures(resident, stays[name])[:3]]
+        right = [unit.text(size) for size in figures(evicting, leaves[name])]
+        print(f"  {name:<10}" + "".join(f"{cell:>11}" for cell in left) + f"  {location:<10}" + "".join(f"{cell:>11}" for cell in right))
 
 
 def print_summary(resident: Run, evicting: Run, unit: Unit) -> bool:
@@ -296,13 +299,13 @@ def main(arguments: list[str] | None = None) -> int:
     identical = print_summary(resident, evicting, unit)
 
     title = f"{resident.parameters / 1e6:.0f} M parameters, AdamW, {sizes.batch * sizes.length} bytes of text a step, on {machine}"
-    label = f"time, ms (steps {sizes.steps - RECORDED_STEPS + 1} and {sizes.steps}, slowed a little by being recorded)"
+    steps = f"steps {sizes.steps - RECORDED_STEPS + 1} and {sizes.steps}"
     panels = (
         (f"AdamW state stays on the device: {resident.median_step * 1e3:.0f} ms a step", resident.record),
         (f"AdamW state leaves after every step: {evicting.median_step * 1e3:.0f} ms a step", evicting.record),
     )
     try:
-        draw(panels, unit, title, label, options.png)
+        draw(panels, unit, title, steps, options.png)
         print(f"memory timeline                {options.png}")
     except ImportError:
         print("memory timeline                not drawn: matplotlib is missing (pip install matplotlib)")

@@ -70,20 +70,8 @@ Bytes default_host_budget() {
   return memory / 5 * 4;
 }
 
-HostSlice::HostSlice(Device& device, HostBudget& budget, Bytes size) : device_(device), budget_(budget), size_(size) {
-  if (!budget_.take(size)) {
-    throw HostMemoryError(fmt::format(
-        "the host memory budget is {}, of which {} are in use: no room for {} more. Raise it with "
-        "lowtide.set_host_budget(), or give memory back with lowtide.trim_host()",
-        format_bytes(budget_.limit()), format_bytes(budget_.used()), format_bytes(size)));
-  }
-  try {
-    data_ = map_memory(size);
-  } catch (...) {
-    budget_.give(size);
-    throw;
-  }
-}
+HostSlice::HostSlice(Device& device, HostBudget& budget, Bytes size)
+    : device_(device), budget_(budget), size_(size), data_(map_memory(size)) {}
 
 HostSlice::~HostSlice() {
   if (registered_) device_.unregister_host(data_, size_);
@@ -130,7 +118,6 @@ HostMemory::~HostMemory() = default;
 
 std::shared_ptr<HostLease> HostMemory::lease(Bytes bytes) {
   auto lease = std::make_shared<HostLease>(*this);
-  std::vector<HostSlice*> fresh;
   Bytes missing = round_up(bytes, system_page());
   lease->slices_.reserve(missing / options_.slice + 2);
   {
@@ -146,23 +133,44 @@ std::shared_ptr<HostLease> HostMemory::lease(Bytes bytes) {
       lease->slices_.push_back(std::move(*fit));
       kept_.erase(fit);
     }
-    // Room for the way back of all slices alive, so that it cannot fail.
-    alive_slices_ += (missing + options_.slice - 1) / options_.slice;
-    kept_.reserve(alive_slices_);
   }
-  while (missing > 0) {
-    const Bytes size = std::min(missing, options_.slice);
-    auto slice = std::make_unique<HostSlice>(device_, budget_, size);
-    fresh.push_back(slice.get());
-    lease->slices_.push_back(std::move(slice));
-    missing -= size;
+  auto made = make_slices(missing, bytes);
+  std::vector<HostSlice*> fresh;
+  for (const auto& slice : made) fresh.push_back(slice.get());
+  {
     const std::lock_guard lock(mutex_);
-    leased_bytes_ += size;
-    held_bytes_ += size;
-    ++allocations_;
+    // Room for the way back of all slices alive, so that it cannot fail.
+    kept_.reserve(alive_slices_ + made.size());
+    alive_slices_ += made.size();
+    leased_bytes_ += missing;
+    held_bytes_ += missing;
+    allocations_ += static_cast<std::int64_t>(made.size());
+    for (auto& slice : made) lease->slices_.push_back(std::move(slice));
   }
   start_preparing(*lease, std::move(fresh));
   return lease;
+}
+
+std::vector<std::unique_ptr<HostSlice>> HostMemory::make_slices(Bytes bytes, Bytes asked_for) {
+  if (!budget_.take(bytes)) {
+    throw HostMemoryError(fmt::format(
+        "{} of host memory are needed, {} of them new, but the host memory budget is {}, of which {} are in use. Raise "
+        "it with lowtide.set_host_budget(), or give memory back with lowtide.trim_host()",
+        format_bytes(asked_for), format_bytes(bytes), format_bytes(budget_.limit()), format_bytes(budget_.used())));
+  }
+  std::vector<std::unique_ptr<HostSlice>> made;
+  try {
+    made.reserve(bytes / options_.slice + 1);
+    while (bytes > 0) {
+      const Bytes size = std::min(bytes, options_.slice);
+      made.push_back(std::make_unique<HostSlice>(device_, budget_, size));
+      bytes -= size;
+    }
+  } catch (...) {
+    budget_.give(bytes);  // the rest goes with the slices made so far
+    throw;
+  }
+  return made;
 }
 
 void HostMemory::start_preparing(HostLease& lease, std::vector<HostSlice*> fresh) {
@@ -201,8 +209,14 @@ Bytes HostMemory::trim() {
   Bytes bytes = 0;
   {
     const std::lock_guard lock(mutex_);
-    dropped.swap(kept_);
-    for (const auto& slice : dropped) bytes += slice->size();
+    dropped.reserve(kept_.size());
+    // Emptied rather than swapped away: the room for slices that are leased stays.
+    for (auto& slice : kept_) {
+      bytes += slice->size();
+      dropped.push_back(std::move(slice));
+    }
+    kept_.clear();
+    alive_slices_ -= dropped.size();
     held_bytes_ -= bytes;
   }
   // Unregistering waits for running kernels, so it happens without the lock.

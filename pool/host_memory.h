@@ -44,6 +44,7 @@ class HostMemory;
 /// One registered range. Ready once its thread has touched and registered it.
 class HostSlice {
  public:
+  /// Pre: `size` is counted in `budget`; it is given back at the end of this. Throws HostMemoryError.
   HostSlice(Device& device, HostBudget& budget, Bytes size);
   ~HostSlice();
   HostSlice(const HostSlice&) = delete;
@@ -63,7 +64,7 @@ class HostSlice {
   Device& device_;
   HostBudget& budget_;
   const Bytes size_;
-  std::byte* data_ = nullptr;
+  std::byte* const data_;
   bool registered_ = false;
   std::mutex mutex_;
   std::condition_variable ready_changed_;
@@ -113,6 +114,8 @@ class HostMemory {
 
  private:
   friend class HostLease;
+  /// Slices of `bytes` in all, not prepared yet, for a lease of `asked_for`. All or none. Throws HostMemoryError.
+  std::vector<std::unique_ptr<HostSlice>> make_slices(Bytes bytes, Bytes asked_for);
   void give_back(std::vector<std::unique_ptr<HostSlice>> slices) noexcept;
   void start_preparing(HostLease& lease, std::vector<HostSlice*> fresh);
 
@@ -121,7 +124,7 @@ class HostMemory {
   const HostMemoryOptions options_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<HostSlice>> kept_;  // mutex_
-  std::size_t alive_slices_ = 0;                  // mutex_; at least the slices that exist, an upper bound
+  std::size_t alive_slices_ = 0;                  // mutex_; kept and leased
   Bytes leased_bytes_ = 0;                        // mutex_
   Bytes held_bytes_ = 0;                          // mutex_
   std::int64_t allocations_ = 0;                  // mutex_

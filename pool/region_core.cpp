@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 
 #include "allocator/device_registry.h"
@@ -23,6 +24,10 @@ std::vector<StreamHandle> streams_of(int device, const std::vector<DeviceStream>
   return streams;
 }
 
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 void refuse_forked_child() {
   if (!in_forked_child()) return;
   throw Misuse("the process was forked: offload regions belong to the parent; start workers with the \"spawn\" method");
@@ -38,59 +43,63 @@ void RegionCore::evict(const Region& handle, const EvictOptions& options) {
   const std::lock_guard lock(transfer_mutex_);
   const RegionPages::Usage before = usage();
   if (before.allocated == before.evicted) return;
+  const auto begin = std::chrono::steady_clock::now();
   RegionObserver* observer = region_observer();
   std::vector<DeviceStream> after = options.after;
   if (observer != nullptr) {
     const auto current = observer->current_streams();
     after.insert(after.end(), current.begin(), current.end());
   }
-  // Before any tensor is told: a capture refuses an eviction for a reason that is not the tensors'.
+  Departures departures;
   for (CachingAllocator* allocator : existing_allocators()) {
     const int device = allocator->device().index();
-    mover_of(device).refuse_capture(streams_of(device, after));
+    departures.emplace(device, mover_of(device).depart(id_, streams_of(device, after)));
   }
+  // The tensors are told while the copies run; nothing has left yet, so a refusal calls everything off.
   if (observer != nullptr) observer->before_evict(handle, options);
   try {
-    evict_all(after);
-  } catch (...) {
-    if (observer != nullptr) observer->evict_failed(handle);
-    throw;
-  }
-}
-
-void RegionCore::evict_all(const std::vector<DeviceStream>& after) {
-  try {
-    for (CachingAllocator* allocator : existing_allocators()) {
-      const int device = allocator->device().index();
-      mover_of(device).evict(id_, streams_of(device, after), images_[device]);
-    }
-    count_pinned();
+    for (auto& [device, departure] : departures) departure->commit(images_[device]);
   } catch (...) {
     const std::exception_ptr failure = std::current_exception();
+    bring_back(departures);
+    if (observer != nullptr) observer->evict_failed(handle);
+    std::rethrow_exception(failure);
+  }
+  for (auto& [device, departure] : departures) mover_of(device).count(*departure, seconds_since(begin));
+  count_pinned();
+}
+
+void RegionCore::bring_back(Departures& departures) noexcept {
+  for (auto& [device, departure] : departures) {
+    const bool some_left = departure->any_left();
+    departure.reset();
     try {
-      restore_all();
+      if (some_left) mover_of(device).restore(id_, images_[device]);
     } catch (const std::exception& error) {
       log().error("part of region '{}' stays evicted after a failed eviction; restore it to try again: {}", name_,
                   error.what());
     }
-    std::rethrow_exception(failure);
   }
+  count_pinned();
 }
 
 void RegionCore::restore(const Region& handle) {
   refuse_forked_child();
   const std::lock_guard lock(transfer_mutex_);
-  restore_all();
-  if (RegionObserver* observer = region_observer()) observer->after_restore(handle);
-}
-
-void RegionCore::restore_all() {
-  for (auto& [device, images] : images_) {
-    if (!images.empty()) mover_of(device).restore(id_, images);
+  const auto begin = std::chrono::steady_clock::now();
+  std::map<int, std::unique_ptr<Arrival>> arrivals;
+  for (const auto& [device, images] : images_) {
+    if (!images.empty()) arrivals.emplace(device, mover_of(device).arrive(id_, images));
+  }
+  for (auto& [device, arrival] : arrivals) {
+    HostImages& images = images_[device];
+    arrival->commit(images);
     // Images that are left belong to pages whose blocks were all freed while away.
     images.clear();
-    count_pinned();
+    mover_of(device).count(*arrival, seconds_since(begin));
   }
+  count_pinned();
+  if (RegionObserver* observer = region_observer()) observer->after_restore(handle);
 }
 
 RegionPages::Usage RegionCore::usage() const {

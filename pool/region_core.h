@@ -31,8 +31,10 @@ class RegionCore {
   bool release_what_is_unused();
 
  private:
-  void evict_all(const std::vector<DeviceStream>& after);
-  void restore_all();
+  using Departures = std::map<int, std::unique_ptr<Departure>>;
+
+  /// After a failed eviction: what left comes back, the rest stays.
+  void bring_back(Departures& departures) noexcept;
   void count_pinned() noexcept;
 
   const std::string name_;

@@ -1,40 +1,18 @@
-// Moves one region's pages of one device out to host memory and back: order, copies, and what happens when a step fails.
-// A walk through an eviction: pool/README.md.
+// Moves regions of one device out to host memory and back: its copy streams, events, host memory and figures.
 #pragma once
 
-#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "allocator/caching_allocator.h"
-#include "allocator/region_pages.h"
-#include "pool/copy_plan.h"
+#include "allocator/event_pool.h"
+#include "pool/host_images.h"
 #include "pool/host_memory.h"
 #include "pool/pool_stats.h"
+#include "pool/transfer.h"
 
 namespace lowtide {
-
-/// The bytes of a region that are on the host: an image of each evicted page, and the memory the images lie in.
-/// The transfer lock of the region guards it.
-class HostImages {
- public:
-  bool empty() const noexcept { return pages_.empty(); }
-  void add(PageImage image, std::shared_ptr<HostLease> lease);
-  /// The image of the page at `address`. Pre: there is one.
-  const PageImage& at(DeviceAddress address) const { return pages_.at(address).image; }
-  const std::shared_ptr<HostLease>& lease_of(DeviceAddress address) const { return pages_.at(address).lease; }
-  void erase(DeviceAddress address) noexcept { pages_.erase(address); }
-  void clear() noexcept { pages_.clear(); }
-  /// Host memory held, in bytes.
-  Bytes bytes() const;
-
- private:
-  struct Held {
-    PageImage image;
-    std::shared_ptr<HostLease> lease;
-  };
-  std::map<DeviceAddress, Held> pages_;
-};
 
 /// One per device. Safe from any thread for different owners; the caller serialises calls for one owner.
 class RegionMover {
@@ -46,25 +24,37 @@ class RegionMover {
 
   /// Copies the owner's resident live bytes out, after the work queued so far on `after` and on the streams of its
   /// blocks, and gives the pages to the pool. Returns when that is done. Images of what left are added to `images`.
-  /// Throws Misuse, HostMemoryError, DriverError: the owner's pages are then as they were, unless bringing back those
-  /// that had left fails too; these are then still evicted, with their images, and restore() may be tried again.
+  /// Throws Misuse, HostMemoryError, DriverError: the owner's pages are then resident, unless bringing back those that
+  /// had left fails too; these are then still evicted, with their images, and restore() may be tried again.
   void evict(OwnerId owner, const std::vector<StreamHandle>& after, HostImages& images);
 
   /// Maps memory for the owner's evicted pages and copies their images in. Returns when that is done.
   /// Throws OutOfMemory, DriverError: all pages are then still evicted, with their images.
   void restore(OwnerId owner, HostImages& images);
 
+  // The same in steps, for who moves one region on several devices.
+
+  /// A departure with its copies queued. Throws as evict() does; nothing has changed then.
+  std::unique_ptr<Departure> depart(OwnerId owner, const std::vector<StreamHandle>& after);
+  /// An arrival with its copies queued. Throws as restore() does; nothing has changed then.
+  std::unique_ptr<Arrival> arrive(OwnerId owner, const HostImages& images);
+  void count(const Departure& departure, double seconds);
+  void count(const Arrival& arrival, double seconds);
+
   /// Throws Misuse if `streams` or this allocator take part in a graph capture.
   void refuse_capture(const std::vector<StreamHandle>& streams) const;
 
   CachingAllocator& allocator() noexcept { return allocator_; }
+  Device& device() noexcept { return device_; }
   HostMemory& host_memory() noexcept { return host_memory_; }
+  StreamHandle out_stream() const noexcept { return out_stream_; }
+  StreamHandle in_stream() const noexcept { return in_stream_; }
+  /// An event recorded on `stream`, to be given back.
+  EventHandle record(StreamHandle stream);
+  void give_event(EventHandle event) noexcept;
   PoolStats stats() const;
 
  private:
-  class Departure;
-  class Arrival;
-
   CachingAllocator& allocator_;
   Device& device_;
   HostMemory host_memory_;

@@ -21,7 +21,8 @@ class RegionObserver {
   /// Streams on which the caller's work so far must be done before bytes leave: per device the current stream.
   virtual std::vector<DeviceStream> current_streams() = 0;
 
-  /// The region is about to leave: make every use of its tensors an error. Throws, having changed nothing, to refuse.
+  /// The region's bytes are being copied and will leave next: make every use of its tensors an error. Throws, having
+  /// changed nothing, to refuse.
   virtual void before_evict(const Region& region, const EvictOptions& options) = 0;
   /// The eviction that before_evict() allowed did not happen: the tensors are usable again.
   virtual void evict_failed(const Region& region) noexcept = 0;

@@ -46,8 +46,8 @@ MemoryPicture TorchCudaAllocator::memory_picture(CachingAllocator& allocator, si
   }
   const auto sum = getDeviceStats(index);
   picture.allocated = static_cast<Bytes>(sum.allocated_bytes[0].current);
-  picture.unallocated = static_cast<Bytes>(
-      std::max<std::int64_t>(sum.reserved_bytes[0].current - sum.allocated_bytes[0].current, 0));
+  picture.unallocated =
+      static_cast<Bytes>(std::max<std::int64_t>(sum.reserved_bytes[0].current - sum.allocated_bytes[0].current, 0));
   picture.evictable = evictable_bytes(allocator);
   return picture;
 }
@@ -58,8 +58,8 @@ void* TorchCudaAllocator::out_of_memory(CachingAllocator& allocator, size_t size
   std::vector<torch_cuda::OutOfMemoryObserver> observers;
   {
     const MutexLock lock(mutex_);
-    spare_pool = std::any_of(spare_pools_.begin(), spare_pools_.end(),
-                             [&](const auto& pool) { return pool.first == device; });
+    spare_pool =
+        std::any_of(spare_pools_.begin(), spare_pools_.end(), [&](const auto& pool) { return pool.first == device; });
     observers = oom_observers_;
   }
   if (spare_pool && current_owner() == kNoOwner && size <= kLargestRequest) {

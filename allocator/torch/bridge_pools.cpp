@@ -1,4 +1,4 @@
-// Private pools, captures and checkpoints: all of it is native's work. Lowtide keeps the filters, so that it knows which
+// Private pools, captures and checkpoints: all of it is native's work. Lowtide keeps the filters, to know which
 // allocations to pass on, and holds still while a capture may be under way.
 #include <algorithm>
 #include <utility>

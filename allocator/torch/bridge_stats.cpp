@@ -94,9 +94,8 @@ void TorchCudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
   CachingAllocator* const allocator = existing(device);
   if (allocator == nullptr) return;
   // Free pages go side by side wherever address space is, so all of them and what the driver has make one block.
-  with_torch_errors([&] {
-    *largest = std::max(*largest, allocator->device().memory().free + allocator->stats().free_page_bytes);
-  });
+  with_torch_errors(
+      [&] { *largest = std::max(*largest, allocator->device().memory().free + allocator->stats().free_page_bytes); });
 }
 
 void TorchCudaAllocator::enable(bool value) {

@@ -75,7 +75,12 @@ bool is_current_cuda_allocator() noexcept {
 }
 
 void TorchCudaAllocator::announce() {
-  c10::SetAllocator(c10::DeviceType::CUDA, this);
+  // From torch 2.15 on an equal priority no longer replaces native, which has 0.
+  c10::SetAllocator(c10::DeviceType::CUDA, this, /*priority=*/255);
+  if (c10::GetAllocator(c10::DeviceType::CUDA) != this) {
+    log_message(LogLevel::Warn,
+                "torch.accelerator's memory functions do not see Lowtide: another allocator is registered");
+  }
   register_free_memory_callback();
 }
 
@@ -213,10 +218,9 @@ void TorchCudaAllocator::tell_freed(CachingAllocator& allocator, void* pointer) 
     if (block && profiling) {
       const AllocatorStats stats = allocator.stats();
       const auto left = static_cast<Bytes>(stats.allocated_bytes[0].current);
-      c10::reportMemoryUsageToProfiler(pointer, -static_cast<std::int64_t>(block->requested),
-                                       left > block->size ? left - block->size : 0,
-                                       static_cast<size_t>(stats.reserved_bytes[0].current),
-                                       cuda_device(allocator.device().index()));
+      c10::reportMemoryUsageToProfiler(
+          pointer, -static_cast<std::int64_t>(block->requested), left > block->size ? left - block->size : 0,
+          static_cast<size_t>(stats.reserved_bytes[0].current), cuda_device(allocator.device().index()));
     }
     if (block && history_.listening()) {
       history_.freed({allocator.device().index(), pointer, block->requested, block->stream, native_.getUserMetadata()});

@@ -21,20 +21,23 @@ bool host_installed LOWTIDE_GUARDED_BY(installing) = false;
 
 void require_matching_torch() {
   if (const std::string mismatch = torch_mismatch(); !mismatch.empty()) throw Misuse(mismatch);
-  if (in_forked_child()) throw Misuse("Lowtide belongs to the parent process; install it in processes that are spawned");
+  if (in_forked_child())
+    throw Misuse("Lowtide belongs to the parent process; install it in processes that are spawned");
 }
 
 /// torch's own allocator, while nothing has been allocated from it.
 torch_cuda::CUDAAllocator& untouched_native() {
   torch_cuda::CUDAAllocator* const current = torch_cuda::get();
   if (current->name() != "native") {
-    throw Misuse(c10::str("torch's CUDA allocator is \"", current->name(),
-                          "\" already; Lowtide builds on torch's native one. Remove the other allocator, or the backend "
-                          "token from PYTORCH_CUDA_ALLOC_CONF"));
+    throw Misuse(
+        c10::str("torch's CUDA allocator is \"", current->name(),
+                 "\" already; Lowtide builds on torch's native one. Remove the other allocator, or the backend "
+                 "token from PYTORCH_CUDA_ALLOC_CONF"));
   }
   if (current->initialized()) {
     throw Misuse(
-        "CUDA is in use already; call lowtide.install() before the first use of CUDA, best right after importing torch");
+        "CUDA is in use already; call lowtide.install() before the first use of CUDA, best right after importing "
+        "torch");
   }
   return *current;
 }

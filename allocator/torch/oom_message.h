@@ -16,13 +16,13 @@ inline constexpr Bytes kLargestRequest = Bytes{1} << 60;
 struct MemoryPicture {
   int device = 0;
   Bytes requested = 0;
-  Bytes total = 0;                   // of the device
-  Bytes free = 0;                    // of it, what no process has
-  std::optional<Bytes> allowed{};    // the limit this process set itself
-  Bytes allocated = 0;               // in live blocks, Lowtide's and native's
-  Bytes private_pools = 0;           // of it, in native's pools
-  Bytes unallocated = 0;             // held by either, in no live block
-  Bytes evictable = 0;               // of allocated, what lies in offload regions
+  Bytes total = 0;                 // of the device
+  Bytes free = 0;                  // of it, what no process has
+  std::optional<Bytes> allowed{};  // the limit this process set itself
+  Bytes allocated = 0;             // in live blocks, Lowtide's and native's
+  Bytes private_pools = 0;         // of it, in native's pools
+  Bytes unallocated = 0;           // held by either, in no live block
+  Bytes evictable = 0;             // of allocated, what lies in offload regions
 };
 
 std::string out_of_memory_message(const MemoryPicture& picture);

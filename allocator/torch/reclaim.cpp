@@ -45,7 +45,8 @@ class GiveToNative final : public c10::FreeMemoryCallback {
       try {
         if (is_short_of_memory(*allocator)) gave = allocator->trim() > 0 || gave;
       } catch (const std::exception& error) {
-        log_message(LogLevel::Warn, c10::str("could not give memory back to torch's native allocator: ", reason_of(error)));
+        log_message(LogLevel::Warn,
+                    c10::str("could not give memory back to torch's native allocator: ", reason_of(error)));
       }
     }
     return gave;
@@ -81,7 +82,8 @@ bool reclaim(NativeAllocator& native, int device, const PoolRouter& pools) {
     return empty_native_cache(native, device) || freed;
   } catch (const std::exception& error) {
     // The allocation that asked fails with its own error; this one would hide it.
-    log_message(LogLevel::Warn, c10::str("could not take memory back from torch's native allocator: ", reason_of(error)));
+    log_message(LogLevel::Warn,
+                c10::str("could not take memory back from torch's native allocator: ", reason_of(error)));
     return false;
   }
 }

@@ -117,11 +117,16 @@ TraceHistory::Entry TraceHistory::make_entry(Entry::Action action, const Event& 
 void TraceHistory::record(Entry entry) {
   static const auto name_of = [](Entry::Action action) -> std::string_view {
     switch (action) {
-      case Entry::ALLOC: return "alloc";
-      case Entry::FREE_REQUESTED: return "free_requested";
-      case Entry::FREE_COMPLETED: return "free_completed";
-      case Entry::OOM: return "oom";
-      default: return {};
+      case Entry::ALLOC:
+        return "alloc";
+      case Entry::FREE_REQUESTED:
+        return "free_requested";
+      case Entry::FREE_COMPLETED:
+        return "free_completed";
+      case Entry::OOM:
+        return "oom";
+      default:
+        return {};
     }
   };
   std::shared_ptr<const std::vector<Tracker>> trackers;

@@ -83,7 +83,7 @@ class TraceHistory {
   std::shared_ptr<const Settings> settings_ LOWTIDE_GUARDED_BY(mutex_) = std::make_shared<const Settings>();
   std::shared_ptr<const std::vector<Tracker>> trackers_ LOWTIDE_GUARDED_BY(mutex_) =
       std::make_shared<const std::vector<Tracker>>();
-  std::map<int, std::deque<Entry>> entries_ LOWTIDE_GUARDED_BY(mutex_);  // by device; at most max_entries each
+  std::map<int, std::deque<Entry>> entries_ LOWTIDE_GUARDED_BY(mutex_);           // by device; at most max_entries each
   std::unordered_map<const void*, Context> contexts_ LOWTIDE_GUARDED_BY(mutex_);  // of live blocks
 };
 

@@ -17,7 +17,8 @@
 
 // 2.11  the base of this bridge
 // 2.12  taken to be as 2.11
-#define LOWTIDE_TORCH_2_13 (TORCH_VERSION_MINOR >= 13)  // mark captures, context of a pointer, rejections, resize in place
+#define LOWTIDE_TORCH_2_13 \
+  (TORCH_VERSION_MINOR >= 13)  // mark captures, context of a pointer, rejections, resize in place
 #define LOWTIDE_TORCH_2_14 (TORCH_VERSION_MINOR >= 14)  // annotations of live blocks
 // 2.15  as 2.14
 

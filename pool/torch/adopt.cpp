@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <fmt/format.h>
+#include <c10/util/StringUtil.h>
 
 #include <cstring>
 #include <utility>
@@ -63,9 +63,8 @@ c10::DataPtr allocate_in(const Region& region, c10::Allocator& allocator, Bytes 
   CachingAllocator* owner = owner_of(to_address(block.get()));
   const auto info = owner == nullptr ? std::nullopt : owner->find(to_address(block.get()));
   if (!info || info->owner != region.id()) {
-    throw Misuse(fmt::format("cannot move a tensor into offload region '{}' here: torch's allocations go to a private pool now "
-                             "(torch.cuda.use_mem_pool, or a graph being captured), or lowtide.install() was never called",
-                             region.name()));
+    throw Misuse(c10::str("cannot move a tensor into offload region '", region.name(),
+                          "' here: torch's allocations go to a private pool now (torch.cuda.use_mem_pool, or a graph being captured)"));
   }
   return block;
 }
@@ -88,7 +87,7 @@ void adopt_on_cuda(const Region& region, c10::StorageImpl& storage, Bytes size) 
   const auto index = storage.device().index();
   CachingAllocator& memory = allocator_of(index);
   if (memory.capturing()) {
-    throw Misuse(fmt::format("cannot move a tensor into offload region '{}' while a CUDA graph is being captured", region.name()));
+    throw Misuse(c10::str("cannot move a tensor into offload region '", region.name(), "' while a CUDA graph is being captured"));
   }
   const auto block = memory.find(to_address(bytes_of(storage)));
   if (!block) throw Misuse("cannot move a tensor into an offload region: its memory was freed under it");
@@ -112,8 +111,8 @@ std::string adoption_obstacle(const c10::Storage& handle) {
   const DeviceKind kind = kind_of(storage);
   if (device_kind() == DeviceKind::None) return "Lowtide serves no device yet; call lowtide.install() first";
   if (kind != device_kind()) {
-    return fmt::format("it is on {}, and Lowtide serves {} tensors in this process", storage.device().str(),
-                       device_kind() == DeviceKind::Cuda ? "CUDA" : "CPU");
+    return c10::str("it is on ", storage.device().str(), ", and Lowtide serves ",
+                    device_kind() == DeviceKind::Cuda ? "CUDA" : "CPU", " tensors in this process");
   }
   const c10::DataPtr& held = storage._mutable_data_ptr_no_checks();
   if (held.get() == nullptr || size_of(storage) == 0) return "it has no bytes";
@@ -135,11 +134,11 @@ void adopt(const Region& region, const c10::Storage& handle) {
   if (home == region.id()) return;
   std::string obstacle = home == kNoOwner ? adoption_obstacle(handle) : "it is in another region";
   if (obstacle.empty() && region.state() != RegionState::Resident) {
-    obstacle = fmt::format("the region is {}; restore it first", to_string(region.state()));
+    obstacle = c10::str("the region is ", to_string(region.state()), "; restore it first");
   }
   const Bytes size = size_of(storage);
   if (!obstacle.empty()) {
-    throw Misuse(fmt::format("cannot move a tensor of {} bytes into offload region '{}': {}", size, region.name(), obstacle));
+    throw Misuse(c10::str("cannot move a tensor of ", size, " bytes into offload region '", region.name(), "': ", obstacle));
   }
   if (kind_of(storage) == DeviceKind::Cuda) {
     adopt_on_cuda(region, storage, size);

@@ -5,7 +5,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,10 +14,9 @@
 #include <utility>
 
 #include "allocator/allocation_scope.h"
-#include "allocator/bytes_format.h"
 #include "allocator/device_registry.h"
 #include "allocator/errors.h"
-#include "allocator/log.h"
+#include "allocator/log_message.h"
 #include "allocator/mutex.h"
 #include "pool/region_observer.h"
 
@@ -88,7 +87,7 @@ class BlockMarks {
 std::string place(OwnerId home) {
   if (home == kNoOwner) return "ordinary memory";
   for (const Region& region : Region::all()) {
-    if (region.id() == home) return fmt::format("offload region '{}'", region.name());
+    if (region.id() == home) return c10::str("offload region '", region.name(), "'");
   }
   return "another region";
 }
@@ -99,10 +98,10 @@ std::string describe(const std::vector<BlockInfo>& blocks) {
   std::string sizes;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     total += blocks[i].requested;
-    if (i < kShown) sizes += fmt::format("{}{}", i == 0 ? "" : ", ", blocks[i].requested);
+    if (i < kShown) sizes += c10::str(i == 0 ? "" : ", ", blocks[i].requested);
   }
   if (blocks.size() > kShown) sizes += ", …";
-  return fmt::format("{} live block{} of {} bytes in all ({})", blocks.size(), blocks.size() == 1 ? "" : "s", total, sizes);
+  return c10::str(blocks.size(), blocks.size() == 1 ? " live block of " : " live blocks of ", total, " bytes in all (", sizes, ")");
 }
 
 class RegionTensors final : public RegionObserver {
@@ -167,13 +166,20 @@ void note_all(const c10::IValue& value) {
   }
 }
 
+// What goes in is noted too: some tensors are made below the operators (a number in an expression, an argument from compiled code)
+// and are first seen as an argument, to be kept in an autograd graph where nobody finds them.
+std::unique_ptr<at::ObserverContext> operator_begins(const at::RecordFunction& call) {
+  if (current_owner() == kNoOwner) return nullptr;
+  for (const c10::IValue& input : call.inputs()) note_all(input);
+  return nullptr;
+}
+
 void operator_ended(const at::RecordFunction& call, at::ObserverContext*) {
   // torch hands thread-local callbacks on to its worker threads; regions are not, so those stop here.
   if (current_owner() == kNoOwner) return;
   for (const c10::IValue& output : call.outputs()) note_all(output);
 }
 
-std::unique_ptr<at::ObserverContext> operator_begins(const at::RecordFunction&) { return nullptr; }
 
 thread_local at::CallbackHandle t_callback = at::INVALID_CALLBACK_HANDLE;
 
@@ -182,6 +188,7 @@ void RegionTensors::scope_changed() {
   if (wanted == (t_callback != at::INVALID_CALLBACK_HANDLE)) return;
   if (wanted) {
     t_callback = at::addThreadLocalCallback(at::RecordFunctionCallback(&operator_begins, &operator_ended)
+                                                .needsInputs(true)
                                                 .needsOutputs(true)
                                                 .scopes({at::RecordScope::FUNCTION}));
   } else {
@@ -229,9 +236,9 @@ void RegionTensors::note(const c10::Storage& storage, const Region* expected) {
   if (bytes != nullptr && home != kNoOwner && fits) add(home, storage, bytes);
   const bool empty = bytes == nullptr && home == kNoOwner;
   if (fits || empty) return;
-  throw Misuse(fmt::format("cannot track a tensor of {} bytes in offload region '{}': its memory is in {}. Allocate it inside "
-                           "`with OffloadRegion(\"{}\"):`, or give it to a CPUOffloadPool, which moves tensors into a region of its own",
-                           full_size_of(*impl), expected->name(), place(home), expected->name()));
+  throw Misuse(c10::str("cannot track a tensor of ", full_size_of(*impl), " bytes in offload region '", expected->name(),
+                        "': its memory is in ", place(home), ". Allocate it inside `with OffloadRegion(\"", expected->name(),
+                        "\"):`, or give it to a CPUOffloadPool, which moves tensors into a region of its own"));
 }
 
 // --- Questions -------------------------------------------------------------------------------------------------------------------
@@ -295,7 +302,7 @@ void RegionTensors::set_remedy(const Region& region, std::string remedy) {
   tenants_[region.id()].remedy = std::move(remedy);
 }
 
-std::vector<BlockInfo> RegionTensors::untracked_blocks(const Region& region) { return look_patiently(region).untracked; }
+std::vector<BlockInfo> RegionTensors::untracked_blocks(const Region& region) { return look(region).untracked; }
 
 std::vector<DeviceStream> RegionTensors::current_streams() {
   if (device_kind() == DeviceKind::Host) return {{0, StreamHandle{}}};
@@ -351,10 +358,10 @@ RegionTensors::Look RegionTensors::look_patiently(const Region& region) {
 void RegionTensors::before_evict(const Region& region, const EvictOptions& options) {
   Look found = options.untracked == Untracked::Unmap ? look(region) : look_patiently(region);
   if (options.untracked == Untracked::Refuse && !found.untracked.empty()) {
-    throw Misuse(fmt::format(
-        "offload region '{}' holds {} that no known tensor uses; using such a block while it is evicted would be a fault. Name the "
-        "tensors with region.track(tensor), free them, or evict(untracked=\"unmap\") if nothing uses them before restore",
-        region.name(), describe(found.untracked)));
+    throw Misuse(c10::str(
+        "offload region '", region.name(), "' holds ", describe(found.untracked),
+        " that no known tensor uses; using such a block while it is evicted would be a fault. Name the tensors with "
+        "region.track(tensor), free them, or evict(untracked=\"unmap\") if nothing uses them before restore"));
   }
 
   std::string remedy;
@@ -362,8 +369,8 @@ void RegionTensors::before_evict(const Region& region, const EvictOptions& optio
     const MutexLock lock(mutex_);
     remedy = tenants_[region.id()].remedy;
   }
-  const auto message = std::make_shared<const std::string>(
-      fmt::format("tensor of offload region '{}' is evicted; {}", region.name(), remedy));
+  const auto message =
+      std::make_shared<const GuardMessage>(c10::str("tensor of offload region '", region.name(), "' is evicted; ", remedy));
   std::vector<GuardedStorage> guards;
   guards.reserve(found.to_guard.size());
   for (const StorageRef& storage : found.to_guard) guards.emplace_back(storage, message);
@@ -386,7 +393,8 @@ void RegionTensors::evict_failed(const Region& region) noexcept {
   try {
     if (region.evicted_bytes() > 0) return;
   } catch (const std::exception& error) {
-    log().error("offload region '{}': its tensors stay guarded after a failed eviction: {}", region.name(), error.what());
+    log_message(LogLevel::Error,
+                c10::str("offload region '", region.name(), "': its tensors stay guarded after a failed eviction: ", error.what()));
     return;
   }
   release_all(region);
@@ -408,8 +416,8 @@ void RegionTensors::release_all(const Region& region) noexcept {
   }
   mark_guarded(region.id(), guarded, false);
   if (changed == 0) return;
-  log().warn("offload region '{}': {} storage(s) were given other memory while evicted; they were left as found", region.name(),
-             changed);
+  log_message(LogLevel::Warn, c10::str("offload region '", region.name(), "': ", changed,
+                                       " storage(s) were given other memory while evicted; they were left as found"));
   const MutexLock lock(mutex_);
   tenants_[region.id()].changed += changed;
 }

@@ -1,20 +1,27 @@
 #include "pool/torch/storage_guard.h"
 
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <utility>
 
 namespace lowtide {
 namespace {
 
-// torch sets "raise on access" through a public method, but before some minor offered no way back: the flag is a private member.
-// An explicit instantiation may name a private member, and its friend function carries the access out. This is the one place that
-// depends on the member; `requires` below prefers torch's own method wherever a minor has it.
+// Members of StorageImpl that torch keeps private. An explicit instantiation may name a private member, and its friend function carries
+// the access out. The only place that depends on them; a minor that renames one does not compile.
+//
+// raise_flag: torch sets "raise on access" through a public method, but some minors offer no way back.
+// size_flag: "the size is not a plain number", which set_nbytes(SymInt) leaves as it was.
 bool& raise_flag(c10::StorageImpl& storage) noexcept;
+bool& size_flag(c10::StorageImpl& storage) noexcept;
 
-template <bool c10::StorageImpl::*Flag>
-struct OpenFlag {
-  friend bool& raise_flag(c10::StorageImpl& storage) noexcept { return storage.*Flag; }
+template <bool c10::StorageImpl::*RaiseFlag, bool c10::StorageImpl::*SizeFlag>
+struct OpenFlags {
+  friend bool& raise_flag(c10::StorageImpl& storage) noexcept { return storage.*RaiseFlag; }
+  friend bool& size_flag(c10::StorageImpl& storage) noexcept { return storage.*SizeFlag; }
 };
-template struct OpenFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct OpenFlags<&c10::StorageImpl::throw_on_immutable_data_ptr_, &c10::StorageImpl::size_bytes_is_heap_allocated_>;
 
 template <typename Storage>
 void clear_raise_flag(Storage& storage) noexcept {
@@ -25,6 +32,41 @@ void clear_raise_flag(Storage& storage) noexcept {
     storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
   }
 }
+
+// The size of a storage whose bytes are away: 0 for whoever asks, an error for an operator.
+//
+// A plain 0 is not enough: as_strided, and so every slice, transpose, index and linear layer, compares its strides with the
+// storage's size before anything looks at the data, and would raise "out of bounds for storage of size 0", which tells nobody what
+// happened. torch allows a size to be an object instead of a number, and asks it; so this object can raise the text that helps.
+//
+// Operators are told apart by what dispatch leaves in thread-local state: below autograd's kernels ADInplaceOrView is excluded.
+// Inference mode excludes it everywhere; there the answer is 0, and torch's own words come first.
+class AbsentSize final : public c10::SymNodeImpl {
+ public:
+  explicit AbsentSize(std::string text) : text_(std::move(text)) {}
+
+  bool is_int() override { return true; }
+  bool is_bool() override { return false; }
+  bool is_float() override { return false; }
+  bool has_hint() override { return true; }
+  bool is_constant() override { return true; }
+  bool is_symbolic() override { return false; }
+  std::optional<int64_t> constant_int() override { return size(); }
+  std::optional<int64_t> maybe_as_int() override { return size(); }
+  int64_t guard_int(const char*, int64_t) override { return size(); }
+  int64_t int_() override { return size(); }
+  std::string str() override { return "0"; }
+
+ private:
+  int64_t size() const {
+    const auto& dispatch = c10::impl::tls_local_dispatch_key_set();
+    const bool in_operator = dispatch.excluded_.has(c10::DispatchKey::ADInplaceOrView) && !c10::InferenceMode::is_enabled();
+    TORCH_CHECK(!in_operator, text_);
+    return 0;
+  }
+
+  std::string text_;
+};
 
 // Puts back address, context and deleter; set_data_ptr_noswap also recomputes torch's cached "any check to make?".
 void set_bytes(c10::StorageImpl& storage, void* bytes) noexcept {
@@ -46,11 +88,13 @@ Bytes size_of(const c10::StorageImpl& storage) noexcept {
   return size.is_heap_allocated() ? 0 : static_cast<Bytes>(size.as_int_unchecked());
 }
 
-GuardedStorage::GuardedStorage(const StorageRef& storage, std::shared_ptr<const std::string> message)
+GuardMessage::GuardMessage(std::string text) : text_(text), absent_size_(c10::make_intrusive<AbsentSize>(std::move(text))) {}
+
+GuardedStorage::GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message)
     : storage_(storage),
       identity_(storage.get()),
       message_(std::move(message)),
-      message_for_storage_(*message_),
+      message_for_storage_(message_->text()),
       bytes_(bytes_of(*storage)),
       size_(size_of(*storage)),
       raised_before_(raise_flag(*storage)) {
@@ -63,7 +107,8 @@ void GuardedStorage::engage() noexcept {
   if (!storage || engaged_) return;
   context_ = storage->_mutable_data_ptr_no_checks().get_context();
   set_bytes(*storage, nullptr);
-  storage->set_nbytes(std::size_t{0});
+  storage->set_nbytes(c10::SymInt(message_->absent_size()));
+  size_flag(*storage) = true;
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_for_storage_));
   engaged_ = true;
 }
@@ -75,7 +120,7 @@ GuardedStorage::Outcome GuardedStorage::release() noexcept {
 
   const c10::DataPtr& held = storage->_mutable_data_ptr_no_checks();
   const bool ours = held.get() == nullptr && held.get_context() == context_;
-  const bool our_message = raise_flag(*storage) && storage->get_extra_meta().custom_data_ptr_error_msg_ == *message_;
+  const bool our_message = raise_flag(*storage) && storage->get_extra_meta().custom_data_ptr_error_msg_ == message_->text();
   if (our_message) clear_raise_flag(*storage);
   if (!ours) {
     set_bytes(*storage, held.get());  // the same bytes; recomputes the cached check

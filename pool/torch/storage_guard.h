@@ -1,9 +1,10 @@
-// Takes the bytes away from one torch storage and gives them back. In between the storage has 0 bytes and every access to its
-// data raises with a text of ours, instead of reading an address behind which nothing is mapped.
+// Takes the bytes away from one torch storage and gives them back. In between the storage says that it has 0 bytes, and every access to
+// its data raises with a text of ours, instead of reading an address behind which nothing is mapped.
 // Knows nothing of regions; region_tensors.h decides which storages are guarded, and when.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <c10/core/SymNodeImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <memory>
@@ -23,6 +24,18 @@ void* bytes_of(const c10::StorageImpl& storage) noexcept;
 /// Size of the storage; 0 where it is symbolic (such storages have no memory).
 Bytes size_of(const c10::StorageImpl& storage) noexcept;
 
+/// What guarded storages say. One for all storages of a region.
+class GuardMessage {
+ public:
+  explicit GuardMessage(std::string text);
+  const std::string& text() const noexcept { return text_; }
+  const c10::SymNode& absent_size() const noexcept { return absent_size_; }
+
+ private:
+  std::string text_;
+  c10::SymNode absent_size_;
+};
+
 /// One storage between guard and release. The storage goes on owning its memory: it keeps the allocator's context and deleter, only
 /// the address is taken out of sight. So a tensor that dies meanwhile frees its block at once, whoever allocated it.
 /// Holds the storage weakly. Not synchronised; the caller sees to it that nobody uses the storage during engage() and release().
@@ -34,10 +47,11 @@ class GuardedStorage {
     Changed,   // somebody gave the storage other memory, or none: it was left as found
   };
 
-  /// Prepares only: everything that can fail happens here, the storage still works. `message` is shared by all of a region.
-  GuardedStorage(const StorageRef& storage, std::shared_ptr<const std::string> message);
+  /// Prepares only: everything that can fail happens here, the storage still works.
+  GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message);
 
-  /// From here on accesses raise RuntimeError with the message.
+  /// From here on accesses raise RuntimeError with the message. Asked for its size, the storage answers 0 to Python and to
+  /// sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too.
   void engage() noexcept;
 
   /// Ends the guard. An object that never engaged, or was released, does nothing and says Restored.
@@ -52,7 +66,7 @@ class GuardedStorage {
  private:
   WeakStorageRef storage_;
   const c10::StorageImpl* identity_;
-  std::shared_ptr<const std::string> message_;
+  std::shared_ptr<const GuardMessage> message_;
   std::optional<std::string> message_for_storage_;
   void* bytes_;
   void* context_ = nullptr;

@@ -1,13 +1,12 @@
 // Putting Lowtide into torch, and what this process and machine have.
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <spdlog/common.h>
 
 #include <string>
 
 #include "allocator/cuda_device.h"
 #include "allocator/device_registry.h"
 #include "allocator/errors.h"
-#include "allocator/log.h"
+#include "allocator/log_message.h"
 #include "allocator/torch/install.h"
 #include "allocator/torch/version_adapter.h"
 #include "bindings.h"
@@ -60,8 +59,8 @@ void bind_install(py::module_& module) {
   module.def("cuda_unavailable_reason", &cuda_unavailable_reason);
   module.def("cuda_driver_version", &cuda_driver_version);
 
-  module.def("log_info", [](const std::string& text) { log().info(text); });
-  module.def("log_warning", [](const std::string& text) { log().warn(text); });
+  module.def("log_info", [](const std::string& text) { lowtide::log_message(lowtide::LogLevel::Info, text); });
+  module.def("log_warning", [](const std::string& text) { lowtide::log_message(lowtide::LogLevel::Warn, text); });
 }
 
 }  // namespace lowtide

@@ -1,5 +1,5 @@
-// The CUDA bridge over the host device, with a double of torch's native allocator: who serves which call, and what torch
-// is told. Runs without a GPU; it shares the process with the tests of the host route, which use the same device.
+// The CUDA bridge over the host device, with a double of torch's native allocator: who serves which call, and what
+// torch is told. Runs without a GPU; it shares the process with the tests of the host route, on the same device.
 #include "allocator/torch/cuda_bridge.h"
 
 #include <gmock/gmock.h>
@@ -191,7 +191,8 @@ TEST_F(BridgeTest, OutOfMemoryTellsWhatCouldBeEvicted) {
   static size_t asked = 0, total = 0;  // observers stay attached
   bridge.attachOutOfMemoryObserver([](int64_t, size_t size, size_t limit, size_t) { asked = size, total = limit; });
   const std::string text = failure([&] { bridge.allocate(1_GiB); });
-  EXPECT_THAT(text, HasSubstr("CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 256.00 MiB"));
+  EXPECT_THAT(text,
+              HasSubstr("CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 256.00 MiB"));
   EXPECT_THAT(text, HasSubstr("Offload regions hold 16.00 MiB that could still be evicted."));
   EXPECT_EQ(asked, 1_GiB);
   EXPECT_EQ(total, kMemory);
@@ -255,9 +256,8 @@ TEST_F(BridgeTest, ReclaimingFromNativeDoesNotEmptyOurOwnCacheAgain) {
 TEST_F(BridgeTest, HistoryHoldsOurBlocks) {
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   struct Here final : c10::GatheredContext {};
-  bridge.recordHistory(
-      true, []() -> std::shared_ptr<c10::GatheredContext> { return std::make_shared<Here>(); }, 100,
-      c10::CachingDeviceAllocator::RecordContext::ALL, true, {"free_requested"});
+  bridge.recordHistory(true, []() -> std::shared_ptr<c10::GatheredContext> { return std::make_shared<Here>(); }, 100,
+                       c10::CachingDeviceAllocator::RecordContext::ALL, true, {"free_requested"});
   std::string region = "compiled";
   bridge.pushCompileContext(region);
   void* const block = bridge.raw_alloc(3000);

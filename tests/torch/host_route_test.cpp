@@ -117,9 +117,7 @@ TEST(Version, AnotherMinorIsRefusedByName) {
   EXPECT_THAT(torch_mismatch(0), HasSubstr("does not state its version"));
 }
 
-TEST(Version, AnotherPatchReleaseFits) {
-  EXPECT_EQ(torch_mismatch(TORCH_ABI_VERSION + (std::uint64_t{3} << 40)), "");
-}
+TEST(Version, AnotherPatchReleaseFits) { EXPECT_EQ(torch_mismatch(TORCH_ABI_VERSION + (std::uint64_t{3} << 40)), ""); }
 
 TEST(TorchErrors, OurErrorsBecomeTorchs) {
   EXPECT_THROW(with_torch_errors([]() -> int { throw OutOfMemory(0, 1, "none left"); }), c10::OutOfMemoryError);

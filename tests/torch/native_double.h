@@ -39,9 +39,7 @@ class NativeDouble final : public c10::cuda::CUDACachingAllocator::CUDAAllocator
   static void cached_delete(void* pointer) { instance().raw_delete(pointer); }
   static void uncached_delete(void* pointer) { instance().raw_delete(pointer); }
 
-  bool called(const std::string& call) const {
-    return std::find(calls.begin(), calls.end(), call) != calls.end();
-  }
+  bool called(const std::string& call) const { return std::find(calls.begin(), calls.end(), call) != calls.end(); }
 
   c10::DataPtr allocate(size_t size) override {
     void* const pointer = raw_alloc(size);

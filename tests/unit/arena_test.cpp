@@ -164,20 +164,11 @@ TEST_F(ArenaTest, AVacancyBeforeFreeMemoryGrowsDownToIt) {
 }
 
 TEST_F(ArenaTest, AVacancyBetweenFreeMemoryIsBridged) {
-  attach(0, 2 * kPage);
+  for (Bytes offset = 0; offset < 8 * kPage; offset += kPage) attach(offset);
   ASSERT_EQ(arena_.allocate(kPage), 0u);
-  attach(4 * kPage, 2 * kPage);
-  ASSERT_EQ(arena_.allocate(kPage), kPage);  // the smaller tile, so fill it and free it again
-  ASSERT_EQ(arena_.allocate(2 * kPage), 4 * kPage);
-  arena_.free(kPage);
-  arena_.free(4 * kPage);
-  attach(6 * kPage, 2 * kPage);
-  ASSERT_EQ(arena_.allocate(4 * kPage), 4 * kPage);
-  arena_.free(4 * kPage);
-  attach(2 * kPage);
-  ASSERT_EQ(arena_.allocate(2 * kPage), kPage);
-  arena_.free(kPage);
-  // Free [1, 3), vacant [3, 4), free [4, 8): all but the first page is one block with one page more.
+  arena_.withdraw(3 * kPage);
+  arena_.detach(3 * kPage);
+  // Free [1, 3), vacant [3, 4), free [4, 8).
   const auto vacancy = arena_.find_vacancy(7 * kPage);
   ASSERT_TRUE(vacancy);
   EXPECT_EQ(vacancy->offset, 3 * kPage);
@@ -389,6 +380,10 @@ TEST_F(ArenaTest, LiveRunsJoinNeighboursAndStopAtThePage) {
   arena_.free(hole);
   EXPECT_EQ(arena_.live_runs(0), (std::vector<Extent>{{0, 2 * kUnit}, {3 * kUnit, kPage - 3 * kUnit}}));
   EXPECT_EQ(arena_.live_runs(kPage), (std::vector<Extent>{{kPage, 3 * kUnit}}));
+  for (const Bytes offset : {Bytes{0}, kPage}) {
+    const auto live = arena_.live_runs(offset);
+    EXPECT_EQ(arena_.begin_evict(offset), live);
+  }
 }
 
 TEST_F(ArenaTest, RetiredBytesAreNotLive) {

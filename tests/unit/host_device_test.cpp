@@ -49,6 +49,16 @@ Bytes memory_in_use(int index) {
   return used;
 }
 
+/// Whether the byte at `address` can be read, found out without a fault.
+bool readable(DeviceAddress address) {
+  int ends[2] = {};
+  if (pipe(ends) != 0) return false;
+  const bool result = write(ends[1], to_pointer(address), 1) == 1;
+  close(ends[0]);
+  close(ends[1]);
+  return result;
+}
+
 class HostDeviceTest : public ::testing::Test {
  protected:
   std::unique_ptr<Device> device_ = make_host_device({.index = 42, .memory = 64_MiB, .granularity = kPage});
@@ -101,6 +111,19 @@ TEST_F(HostDeviceTest, ReleaseReturnsTheMemoryToTheSystem) {
   device_->release_address(first.address, 8_MiB);
   drop(second, 8_MiB);
   EXPECT_LE(memory_in_use(42), untouched);
+}
+
+TEST_F(HostDeviceTest, NothingIsReadableWhereNothingIsMapped) {
+  const auto address = device_->reserve(2 * kPage);
+  const auto page = device_->create(kPage);
+  EXPECT_FALSE(readable(address));
+  device_->map(address, kPage, page);
+  EXPECT_TRUE(readable(address + kPage - 1));
+  EXPECT_FALSE(readable(address + kPage));
+  device_->unmap(address, kPage);
+  EXPECT_FALSE(readable(address));
+  device_->release(page, kPage);
+  device_->release_address(address, 2 * kPage);
 }
 
 TEST_F(HostDeviceTest, MemoryFragmentsNoMoreThanACudaDevicesDoes) {
@@ -156,6 +179,17 @@ TEST_F(HostDeviceTest, RefusesWhatIsMisaligned) {
   device_->unmap(address, kPage);
   device_->release(page, kPage);
   device_->release_address(address, 2 * kPage);
+}
+
+TEST(HostDevice, AlignsAddressesToWhateverTheGranularityIs) {
+  // Larger than what the kernel aligns large mappings to by itself.
+  const auto device = make_host_device({.index = 0, .memory = 1_GiB, .granularity = 64_MiB});
+  std::vector<DeviceAddress> addresses;
+  for (int i = 0; i < 4; ++i) {
+    addresses.push_back(device->reserve(64_MiB));
+    EXPECT_EQ(static_cast<std::uintptr_t>(addresses.back()) % 64_MiB, 0u);
+  }
+  for (const auto address : addresses) device->release_address(address, 64_MiB);
 }
 
 TEST_F(HostDeviceTest, RefusesMappingsThatAreNotWholeAndDisjoint) {
@@ -349,6 +383,7 @@ int status_in_child(Body body) {
 TEST_F(HostDeviceTest, AForkedChildIsRefusedInsteadOfHanging) {
   const auto stream = device_->create_stream();
   const auto event = device_->create_event();
+  device_->synchronize(kDefaultStream);  // its thread now waits for work, and is missing in the child
   StreamLatch latch(*device_, stream);
   device_->record(event, stream);
   const auto refused = [](auto call) {
@@ -378,13 +413,15 @@ TEST_F(HostDeviceTest, AForkedChildIsRefusedInsteadOfHanging) {
 TEST_F(HostDeviceTest, AForkFreesNothingOfTheParent) {
   const auto memory = mapped();
   testing::fill_pattern(to_pointer(memory.address), kPage, 3);
+  device_->unmap(memory.address, kPage);
   EXPECT_EQ(status_in_child([&] {
-              device_->release_address(memory.address, kPage);
               device_->release(memory.page, kPage);
+              device_->release_address(memory.address, kPage);
               device_.reset();
               return 0;
             }),
             0);
+  device_->map(memory.address, kPage, memory.page);
   EXPECT_TRUE(testing::has_pattern(to_pointer(memory.address), kPage, 3));
   drop(memory);
 }
