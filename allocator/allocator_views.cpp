@@ -57,6 +57,16 @@ std::vector<BlockInfo> CachingAllocator::live_blocks(OwnerId owner) const {
   return blocks;
 }
 
+std::vector<std::pair<DeviceAddress, Bytes>> CachingAllocator::live_ranges(OwnerId owner) const {
+  std::vector<std::pair<DeviceAddress, Bytes>> ranges;
+  MutexLock lock(heap_->mutex);
+  for (const auto& [base, placed] : heap_->arenas_by_address) {
+    if (placed->owner != owner) continue;
+    placed->arena.for_each_block([&, at = base](Extent block) { ranges.emplace_back(at + block.offset, block.size); });
+  }
+  return ranges;
+}
+
 AllocatorStats CachingAllocator::stats() const {
   MutexLock lock(heap_->mutex);
   heap_->refresh_stats();

@@ -107,6 +107,14 @@ class Arena {
   /// Allocated bytes on the page at `page_offset`, in order, neighbours as one.
   std::vector<Extent> live_runs(Bytes page_offset) const;
 
+  /// Calls `visit` with the extent of each Allocated block, in order.
+  template <class Visit>
+  void for_each_block(Visit&& visit) const {
+    for (const auto& [offset, tile] : tiles_) {
+      if (tile.kind == TileKind::Allocated) visit(Extent{offset, tile.size});
+    }
+  }
+
   struct Tile {
     Bytes offset;
     Bytes size;

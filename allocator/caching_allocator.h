@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocator/arena.h"
@@ -80,6 +81,8 @@ class CachingAllocator {
   /// Whether `address` lies in this allocator's address ranges.
   bool owns(DeviceAddress address) const;
   std::vector<BlockInfo> live_blocks(OwnerId owner) const;
+  /// Address and size of every live block of `owner`, in order of address: what a walk of its arenas finds, cheaply.
+  std::vector<std::pair<DeviceAddress, Bytes>> live_ranges(OwnerId owner) const;
 
   /// The block's memory may never leave the device, for `reason` ("shared with another process"): evicting its
   /// region is refused. Ends when the block is freed. Throws Misuse for addresses that are not ours or are evicted.

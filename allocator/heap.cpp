@@ -11,9 +11,13 @@
 namespace lowtide {
 namespace {
 
-/// Address space of one arena: more than the device's memory, so that holes between live blocks do not use it up.
-/// Addresses cost nothing, but a process has 128 TiB of them in all.
-Bytes arena_capacity(Bytes total, Bytes page) { return round_up(total + total / 8, page); }
+/// Address space of one arena: more than the device's memory, so that holes between live blocks do not use it up. Large
+/// ordinary blocks come and go the most, and one that stays in the middle leaves only what is beside it for the next.
+/// Addresses cost nothing, but a process has 128 TiB of them in all, and regions may be many.
+Bytes arena_capacity(Bytes total, Bytes page, const Heap::ArenaKey& key) {
+  const bool large_ordinary = std::get<OwnerId>(key) == kNoOwner && std::get<SizeClass>(key) == SizeClass::Large;
+  return round_up(large_ordinary ? 4 * total : total + total / 8, page);
+}
 
 std::int64_t signed_difference(Bytes after, Bytes before) {
   return static_cast<std::int64_t>(after) - static_cast<std::int64_t>(before);
@@ -49,7 +53,7 @@ PlacedArena& Heap::arena_for(ArenaKey key) {
   if (const auto found = arenas.find(key); found != arenas.end()) return *found->second;
   // Room is made in whole pages, so that is the arena's unit, not the device's finer one.
   const Bytes page = pool.sizes().small;
-  const Bytes capacity = arena_capacity(device.memory().total, page);
+  const Bytes capacity = arena_capacity(device.memory().total, page, key);
   const auto [owner, stream, size_class] = key;
   const DeviceAddress base = device.reserve(capacity);
   try {

@@ -88,7 +88,8 @@ def main() -> int:
         native, ours = found["native"][name], found["lowtide"][name]
         rows.append([name, ours.spread(1), native.spread(1), f"{ours.median / native.median:.2f}"])
         cases[name] = {"lowtide_ns": ours.median, "native_ns": native.median, "ratio": ours.median / native.median}
-    print(f"\ntorch.empty and its free, ns: median (least..most) of {options.processes} processes x {REPEATS}; ratio: ours to native\n")
+    runs = f"{options.processes} processes x {REPEATS}"
+    print(f"\ntorch.empty and its free, ns: median (least..most) of {runs}; ratio: ours to native\n")
     print(table(["size", "lowtide", "native", "ratio"], rows), flush=True)
     write_json(options.json, {"machine": machine(), "cases": cases})
     return 0

@@ -30,7 +30,12 @@ def require_cuda() -> None:
 def machine() -> str:
     """One line that says what was measured on. Asks nvidia-smi rather than torch, which would start CUDA."""
     parts = [f"torch {torch.__version__}", f"Python {platform.python_version()}", f"{os.cpu_count()} CPU cores"]
-    query = ["nvidia-smi", "--id=0", "--query-gpu=name,driver_version,pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader"]
+    query = [
+        "nvidia-smi",
+        "--id=0",
+        "--query-gpu=name,driver_version,pcie.link.gen.max,pcie.link.width.max",
+        "--format=csv,noheader",
+    ]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
         name, driver, generation, width = (field.strip() for field in answer.splitlines()[0].split(","))
@@ -77,7 +82,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
-        return "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(cells, widths))).rstrip()
+        return "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(cells, widths))
+        ).rstrip()
 
     return "\n".join([line(head), line(["-" * width for width in widths]), *(line(row) for row in rows)])
 

@@ -9,6 +9,7 @@ runs between the evictions, so that what disturbs the machine disturbs both.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import pathlib
@@ -30,7 +31,8 @@ def gpt_state_sizes(total: int) -> list[int]:
     # Two tensors of 4 bytes a parameter; 12 width^2 parameters a layer and an embedding.
     a, b, c = 96 * LAYERS, 8 * VOCABULARY, -total
     width = int((-b + (b * b - 4 * a * c) ** 0.5) / (2 * a))
-    layer = [width, width, width, width, 3 * width * width, 3 * width, width * width, width, 4 * width * width, 4 * width, 4 * width * width, width]
+    norms, attention = [width] * 4, [3 * width * width, 3 * width, width * width, width]
+    layer = [*norms, *attention, 4 * width * width, 4 * width, 4 * width * width, width]
     parameters = [VOCABULARY * width, *(layer * LAYERS), width, width]
     return [4 * count for count in parameters for _ in range(2)]
 
@@ -64,7 +66,8 @@ class PlainCopy:
 
     def __init__(self, size: int) -> None:
         self._map = mmap.mmap(-1, size)
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # where the system has no huge pages
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self._host = torch.frombuffer(self._map, dtype=torch.uint8).zero_()
         # torch.empty(pin_memory=True) would round the size up to a power of two.
         error = torch.cuda.cudart().cudaHostRegister(self._host.data_ptr(), size, 0)
@@ -102,6 +105,7 @@ def fastest(times: dict[str, Times]) -> Times:
 
 def measure_warm(name: str, sizes: list[int], rounds: int) -> dict[str, float | str]:
     """Evict and restore of one workload once host memory is pinned, beside the plain copy."""
+    lowtide.trim_host()  # what the last workload left pinned is not this one's
     region = lowtide.OffloadRegion(name)
     tensors = make_tensors(region, sizes)
     before = checksum(tensors)
@@ -151,7 +155,13 @@ def first_evict(size: int) -> dict[str, float]:
     region.evict()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "bytes": sum(sizes), "tensors": len(tensors), "pinned_before": pinned, "pinned_bytes": region.pinned_bytes}
+    return {
+        "seconds": seconds,
+        "bytes": sum(sizes),
+        "tensors": len(tensors),
+        "pinned_before": pinned,
+        "pinned_bytes": region.pinned_bytes,
+    }
 
 
 def main() -> int:
@@ -169,15 +179,26 @@ def main() -> int:
     print(machine(), flush=True)
     cold = [child(__file__, "--first-evict-of", str(11 * GIB)) for _ in range(options.cold_runs)]
     times = Times([run["seconds"] for run in cold])
-    print(f"\nfirst evict of {cold[0]['bytes'] / GIB:.2f} GiB in {cold[0]['tensors']} tensors, each in a process of its own: "
-          f"{times.spread()} ms; host memory pinned before it {max(run['pinned_before'] for run in cold) / GIB:.2f} GiB, "
-          f"after it {cold[0]['pinned_bytes'] / GIB:.2f} GiB", flush=True)
+    print(
+        f"\nfirst evict of {cold[0]['bytes'] / GIB:.2f} GiB in {cold[0]['tensors']} tensors, each in a process of its own: "
+        f"{times.spread()} ms; host memory pinned before it {max(run['pinned_before'] for run in cold) / GIB:.2f} GiB, "
+        f"after it {cold[0]['pinned_bytes'] / GIB:.2f} GiB",
+        flush=True,
+    )
 
     lowtide.install("cuda")
     warm = [measure_warm(name, sizes, rounds) for name, (sizes, rounds) in workloads().items()]
     rows = [
-        [str(w["name"]), w["evict_text"], w["plain_out_text"], f"{w['evict_ratio']:.3f}", w["restore_text"], w["plain_in_text"],
-         f"{w['restore_ratio']:.3f}", f"{w['pinned_bytes'] / w['bytes']:.3f}"]
+        [
+            str(w["name"]),
+            w["evict_text"],
+            w["plain_out_text"],
+            f"{w['evict_ratio']:.3f}",
+            w["restore_text"],
+            w["plain_in_text"],
+            f"{w['restore_ratio']:.3f}",
+            f"{w['pinned_bytes'] / w['bytes']:.3f}",
+        ]
         for w in warm
     ]
     print("\nGB/s: median (slowest..fastest); ratio: ours to the plain copy; pinned: host memory to bytes evicted\n")

@@ -32,31 +32,35 @@ def asked(figure: float, limit: float, *, at_most: bool = False) -> str:
 def summary(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Rows of the table at the end: what, ours, beside what, ratio, asked for, verdict."""
     rows = []
+
+    def compare(what: str, ours: float, beside: float, unit: str, of: str, *, digits: int = 0) -> None:
+        rows.append([what, f"{ours:.{digits}f} {unit}", f"{beside:.{digits}f} {of}", f"{ours / beside:.2f}", "", ""])
+
     for index, case in enumerate(found.get("offload_bandwidth", {}).get("warm", [])):
         limit = BIG if index == 0 else SMALL
         for verb, beside in (("evict", "plain_out"), ("restore", "plain_in")):
+            compare(f"{verb}, {case['name']}", case[f"{verb}_gbps"], case[f"{beside}_gbps"], "GB/s", "plain copy", digits=1)
             ratio = case[f"{verb}_ratio"]
-            rows.append([f"{verb}, {case['name']}", f"{case[f'{verb}_gbps']:.1f} GB/s", f"{case[f'{beside}_gbps']:.1f} plain copy",
-                         f"{ratio:.3f}", f">= {limit:.2f}", asked(ratio, limit)])
+            rows[-1][3:] = [f"{ratio:.3f}", f">= {limit:.2f}", asked(ratio, limit)]
     if "offload_bandwidth" in found:
         first = found["offload_bandwidth"]["first_evict_ms"]
         rows.append(["first evict, 11 GiB", f"{first:.0f} ms", "", "", f"<= {FIRST_MS} ms", asked(first, FIRST_MS, at_most=True)])
     for name, case in found.get("alloc_latency", {}).get("cases", {}).items():
-        rows.append([f"torch.empty and free, {name}", f"{case['lowtide_ns']:.0f} ns", f"{case['native_ns']:.0f} native", f"{case['ratio']:.2f}", "", ""])
+        compare(f"torch.empty and free, {name}", case["lowtide_ns"], case["native_ns"], "ns", "native")
     for count, case in found.get("train_step", {}).get("tokens", {}).items():
-        rows.append([f"training step, {count} tokens, state resident", f"{case['resident']['ms']:.0f} ms", f"{case['native']['ms']:.0f} native",
-                     f"{case['resident']['ms'] / case['native']['ms']:.2f}", "", ""])
-        rows.append([f"training step, {count} tokens, state out and in", f"{case['blocking']['ms']:.0f} ms",
-                     f"{case['resident']['ms']:.0f} resident", f"{case['blocking']['ms'] / case['resident']['ms']:.2f}", "", ""])
-        rows.append([f"  peak allocated in forward and backward", f"{case['blocking']['peak_gb']:.1f} GB",
-                     f"{case['resident']['peak_gb']:.1f} resident", f"{case['blocking']['peak_gb'] / case['resident']['peak_gb']:.2f}", "", ""])
+        native, resident, blocking = case["native"], case["resident"], case["blocking"]
+        compare(f"step of {count} tokens, state resident", resident["ms"], native["ms"], "ms", "native")
+        compare(f"step of {count} tokens, state out and in", blocking["ms"], resident["ms"], "ms", "resident")
+        compare("  its peak in forward and backward", blocking["peak_gb"], resident["peak_gb"], "GB", "resident", digits=1)
     return rows
 
 
 def main() -> int:
     """Runs the benchmarks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=pathlib.Path, default=HERE.parent / "build-gpu", help="build folder with bench/alloc_latency")
+    parser.add_argument(
+        "--build", type=pathlib.Path, default=HERE.parent / "build-gpu", help="build folder with bench/alloc_latency"
+    )
     parser.add_argument("--only", nargs="+", choices=(*SCRIPTS, "alloc_latency_cpp"), help="run these alone")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures here, as one line of JSON")
     options = parser.parse_args()

@@ -2,8 +2,8 @@
 
     python bench/train_step.py [--tokens 8192 16384 32768] [--json FILE]
 
-A GPT of 1.27 billion parameters in fp32, AdamW (fused), bf16 autocast. `blocking` restores the state before the optimizer's step and
-evicts it after, nothing hidden behind compute. `native` is the resident step with torch's own allocator, in a process of its own.
+A GPT of 1.27 billion parameters in fp32, AdamW (fused), bf16 autocast. `blocking` restores the state before the optimizer's step
+and evicts it after, nothing hidden behind compute. `native` is the resident step with torch's own allocator, in its own process.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def measure(allocator: str, tokens: list[int], layers: int, width: int) -> dict[
             for kind, case in cases.items():
                 # The last step of the other kind left the state where this kind does not want it.
                 peaks = [training.step(kind == "blocking")]
-                case["seconds"] += [timed(lambda: peaks.append(training.step(kind == "blocking"))) for _ in range(STEPS)]  # noqa: B023
+                case["seconds"] += [timed(lambda: peaks.append(training.step(kind == "blocking"))) for _ in range(STEPS)]
                 case["peak"] = max(peaks[1:])
         if region is not None:
             region.restore()
@@ -145,14 +145,36 @@ def main() -> int:
         case = {**native[count], **ours[count]}
         times = {kind: Times(case[kind]["seconds"]) for kind in ("native", "resident", "blocking")}
         peaks = {kind: case[kind]["peak"] / 1e9 for kind in times}
-        rows.append([f"{int(count):,}".replace(",", " "), *(f"{times[kind].spread()}" for kind in times),
-                     f"{times['blocking'].median / times['resident'].median:.2f}", *(f"{peak:.1f}" for peak in peaks.values())])
+        rows.append(
+            [
+                f"{int(count):,}".replace(",", " "),
+                *(f"{times[kind].spread()}" for kind in times),
+                f"{times['blocking'].median / times['resident'].median:.2f}",
+                *(f"{peak:.1f}" for peak in peaks.values()),
+            ]
+        )
         cases[count] = {kind: {"ms": times[kind].median * 1e3, "peak_gb": peaks[kind]} for kind in times}
     first = ours[str(options.tokens[0])]["resident"]
-    print(f"\nGPT of {first['parameters'] / 1e9:.2f} billion parameters, AdamW state {first['state'] / 1e9:.1f} GB; "
-          "ms a step: median (least..most); GB: most allocated in forward and backward\n")
-    print(table(["tokens a step", "native ms", "resident ms", "blocking ms", "blocking / resident", "native GB", "resident GB", "blocking GB"],
-                rows), flush=True)
+    print(
+        f"\nGPT of {first['parameters'] / 1e9:.2f} billion parameters, AdamW state {first['state'] / 1e9:.1f} GB; "
+        "ms a step: median (least..most); GB: most allocated in forward and backward\n"
+    )
+    print(
+        table(
+            [
+                "tokens a step",
+                "native ms",
+                "resident ms",
+                "blocking ms",
+                "blocking / resident",
+                "native GB",
+                "resident GB",
+                "blocking GB",
+            ],
+            rows,
+        ),
+        flush=True,
+    )
     write_json(options.json, {"machine": machine(), "state_bytes": first["state"], "tokens": cases})
     return 0
 

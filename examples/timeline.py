@@ -157,7 +157,9 @@ def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, steps: 
     shades = {"forward": "#e2e2e2", "backward": "#cccccc", "step": "#aaaaaa", "restore": "#d9c8e4", "evict": "#d9c8e4"}
     dashes = (0, (4, 2))
     plt.rcParams.update({"font.size": 10, "axes.edgecolor": "#888888", "axes.labelcolor": ink, "text.color": ink})
-    figure, axes = plt.subplots(len(panels), 1, sharex=True, sharey=True, figsize=(12, 0.6 + 3.4 * len(panels)), dpi=130, squeeze=False)
+    figure, axes = plt.subplots(
+        len(panels), 1, sharex=True, sharey=True, figsize=(12, 0.6 + 3.4 * len(panels)), dpi=130, squeeze=False
+    )
 
     longest = max(record.phases[-1].end - record.phases[0].begin for _, record in panels)
     scale, time_unit = (1.0, "s") if longest > 4 else (1e3, "ms")
@@ -178,8 +180,15 @@ def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, steps: 
         peak = record.busiest
         at, height = (peak.seconds - origin) * scale, unit.of(peak.allocated)
         panel.plot([at], [height], marker="o", markersize=4.5, color=ink)
-        panel.annotate(f"{unit.text(peak.allocated)} {unit.name} ", (at, height), xytext=(-3, 3), textcoords="offset points", ha="right",
-                       fontsize=9.5, fontweight="bold")
+        panel.annotate(
+            f"{unit.text(peak.allocated)} {unit.name} ",
+            (at, height),
+            xytext=(-3, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=9.5,
+            fontweight="bold",
+        )
 
         strip = panel.get_xaxis_transform()  # x in milliseconds, y in parts of the panel's height
         for phase in record.phases:
@@ -188,7 +197,9 @@ def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, steps: 
                 continue  # nothing moves in this run
             panel.fill_between([begin, end], 1.02, 1.085, transform=strip, color=shades[phase.name], linewidth=0, clip_on=False)
             if end - begin > 0.0085 * longest * scale * len(phase.name):
-                panel.text((begin + end) / 2, 1.05, phase.name, transform=strip, ha="center", va="center", fontsize=8.5, clip_on=False)
+                panel.text(
+                    (begin + end) / 2, 1.05, phase.name, transform=strip, ha="center", va="center", fontsize=8.5, clip_on=False
+                )
 
         panel.set_title(name, loc="left", fontsize=11.5, fontweight="bold", pad=20)
         panel.set_ylabel(f"device memory, {unit.name}")
@@ -209,7 +220,10 @@ def draw(panels: Sequence[tuple[str, Recorder]], unit: Unit, title: str, steps: 
             Patch(facecolor="none", edgecolor=free_color, hatch="////", linewidth=0, label="of it free pages, ready for any use"),
             Patch(color=shades["evict"], label="restore and evict"),
         ],
-        loc="lower center", ncols=3, frameon=False, fontsize=9.5,
+        loc="lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9.5,
     )
     figure.tight_layout(rect=(0, 0.06, 1, 0.99))
     figure.savefig(path)

@@ -3,9 +3,9 @@
     python examples/train.py                   # the sources of Python's standard library, sizes that fit the machine
     python examples/train.py --text FILE --layers 24 --d-model 2048
 
-What a program of your own needs is in `train`: the region, and three lines around `optimizer.step()`. The rest is a model to train and
-the measuring: what the device holds in each phase of a step, what is evicted, what is pinned, what it costs, and whether the results
-are the same to the bit. Exit status 1 if they are not.
+What a program of your own needs is in `train`: the region, and three lines around `optimizer.step()`. The rest is a model to train
+and the measuring: what the device holds in each phase of a step, what is evicted, what is pinned, what it costs, and whether the
+results are the same to the bit. Exit status 1 if they are not.
 
 Without a GPU it runs on Lowtide's host device. There the whole training is put into a second region, so that the device's figures
 cover parameters, gradients and activations as they would on a GPU.
@@ -22,7 +22,7 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # cuBLAS gives the same bits in every run only with a workspace of fixed size; it reads this when it is loaded.
@@ -96,16 +96,14 @@ def sizes_for(kind: str) -> Sizes:
     return Sizes(layers=20, width=2048, batch=16, length=1024, steps=30)
 
 
-def read_text(path: pathlib.Path | None) -> tuple[torch.Tensor, str]:
-    """The text's bytes and where they are from: `path`, or the sources of this Python's standard library."""
+def read_text(path: pathlib.Path | None) -> tuple[bytes, str]:
+    """The text and where it is from: `path`, or the sources of this Python's standard library."""
     if path is not None:
-        data, origin = path.read_bytes(), str(path)
-    else:
-        library = pathlib.Path(sysconfig.get_path("stdlib"))
-        tables = {"encodings", "pydoc_data", "site-packages", "test"}  # character tables and such, or not the library's own
-        sources = sorted(source for source in (*library.glob("*.py"), *library.glob("*/*.py")) if source.parent.name not in tables)
-        data, origin = b"".join(source.read_bytes() for source in sources), f"{len(sources)} sources in {library}"
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8), origin
+        return path.read_bytes(), str(path)
+    library = pathlib.Path(sysconfig.get_path("stdlib"))
+    others = {"encodings", "pydoc_data", "site-packages", "test"}  # character tables and such, or not the library's own
+    sources = sorted(source for source in (*library.glob("*.py"), *library.glob("*/*.py")) if source.parent.name not in others)
+    return b"".join(source.read_bytes() for source in sources), f"{len(sources)} sources in {library}"
 
 
 @dataclass
@@ -141,7 +139,8 @@ class Progress:
         self._shown = quarter
         spent = time.perf_counter() - self._begin
         bar = "#" * (24 * done // self._steps)
-        text = f"  [{bar:<24}] step {done}/{self._steps}  loss {loss():.3f}  {spent:.0f} s, {spent / done * (self._steps - done):.0f} s left"
+        left = spent / done * (self._steps - done)
+        text = f"  [{bar:<24}] step {done}/{self._steps}  loss {loss():.3f}  {spent:.0f} s, {left:.0f} s left"
         end = "\n" if done == self._steps or not self._terminal else ""
         print(f"\r\x1b[K{text}" if self._terminal else text, end=end, flush=True)
 
@@ -186,7 +185,7 @@ def train(sizes: Sizes, text: torch.Tensor, device: str, seed: int, evict: bool)
 
     state.restore()
     with lowtide.no_region():  # what is kept of this run must not count as memory of the next
-        kept = torch.stack(losses).cpu(), [parameter.detach().cpu().clone() for parameter in model.parameters()]
+        kept = torch.stack(losses).cpu(), [parameter.detach().to("cpu", copy=True) for parameter in model.parameters()]
     return Run(
         losses=kept[0],
         weights=kept[1],
@@ -202,13 +201,18 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
+def columns(cells: Sequence[str]) -> str:
+    """Cells of a table's row."""
+    return "".join(f"{cell:>11}" for cell in cells)
+
+
 def print_phases(resident: Run, evicting: Run, unit: Unit) -> None:
     """A table of the last step of both runs: for each phase the most that was allocated in it, the rest at its end."""
-    print(f"\nThe last step in {unit.name}: the most allocated on the device during each phase, the rest at its end; free: pages, of those "
-          "reserved, that are ready for any use")
+    heads = ("allocated", "reserved", "free", "evicted", "pinned")
+    print(f"\nThe last step in {unit.name}: the most allocated on the device during each phase; at the phase's end: reserved,")
+    print("of that free pages (ready for any use), evicted, and pinned host memory")
     print(f"  {'':<10}{'state stays':^32}   {'state leaves after every step':^62}")
-    heads = ("allocated", "reserved", "free")
-    print(f"  {'phase':<10}" + "".join(f"{head:>11}" for head in heads) + "  state     " + "".join(f"{head:>11}" for head in (*heads, "evicted", "pinned")))
+    print(f"  {'phase':<10}" + columns(heads[:3]) + "  state     " + columns(heads))
     stays, leaves = resident.record.last_step(), evicting.record.last_step()
     where = {"forward": "out", "backward": "out", "restore": "comes in", "step": "in", "evict": "goes out"}
 
@@ -221,26 +225,34 @@ def print_phases(resident: Run, evicting: Run, unit: Unit) -> None:
         moving = name in ("restore", "evict")
         left = ["-"] * 3 if moving else [unit.text(size) for size in figures(resident, stays[name])[:3]]
         right = [unit.text(size) for size in figures(evicting, leaves[name])]
-        print(f"  {name:<10}" + "".join(f"{cell:>11}" for cell in left) + f"  {location:<10}" + "".join(f"{cell:>11}" for cell in right))
+        print(f"  {name:<10}" + columns(left) + f"  {location:<10}" + columns(right))
 
 
 def print_summary(resident: Run, evicting: Run, unit: Unit) -> bool:
     """Peaks, times and whether the results agree; returns the latter."""
     high, low = resident.record.busiest.allocated, evicting.record.busiest.allocated
-    print(f"\npeak of forward and backward   {unit.text(high)} {unit.name} with the state on the device, {unit.text(low)} without it: "
-          f"{unit.text(high - low)} {unit.name} less (the state is {unit.text(resident.state_bytes)})")
+    print(
+        f"\npeak of forward and backward   {unit.text(high)} {unit.name} with the state on the device, "
+        f"{unit.text(low)} {unit.name} without it: {unit.text(high - low)} less (the state is {unit.text(resident.state_bytes)})"
+    )
     phases = evicting.record.last_step()
-    moves = {name: (phases[name].end - phases[name].begin) * 1e3 for name in ("restore", "evict")}
-    print(f"time of a step                 {resident.median_step * 1e3:.0f} ms with the state on the device, "
-          f"{evicting.median_step * 1e3:.0f} ms with it brought in and taken out (in {moves['restore']:.0f} ms, out {moves['evict']:.0f} ms)")
+    inward, outward = ((phases[name].end - phases[name].begin) * 1e3 for name in ("restore", "evict"))
+    print(
+        f"time of a step                 {resident.median_step * 1e3:.0f} ms with the state on the device, "
+        f"{evicting.median_step * 1e3:.0f} ms with it brought in ({inward:.0f} ms) and taken out ({outward:.0f} ms)"
+    )
 
     losses = same_bits(resident.losses, evicting.losses)
     different = sum(not same_bits(a, b) for a, b in zip(resident.weights, evicting.weights, strict=True))
     first, last = resident.losses[0].item(), resident.losses[-1].item()
-    print(f"losses                         {len(resident.losses)} steps, {first:.3f} to {last:.3f}: "
-          + ("bit-identical" if losses else "THEY DIFFER"))
-    print(f"final weights                  {len(resident.weights)} tensors, {resident.parameters / 1e6:.1f} M values: "
-          + ("bit-identical" if not different else f"{different} TENSORS DIFFER"))
+    print(
+        f"losses                         {len(resident.losses)} steps, {first:.3f} to {last:.3f}: "
+        + ("bit-identical" if losses else "THEY DIFFER")
+    )
+    print(
+        f"final weights                  {len(resident.weights)} tensors, {resident.parameters / 1e6:.1f} M values: "
+        + ("bit-identical" if not different else f"{different} TENSORS DIFFER")
+    )
     return losses and not different
 
 
@@ -255,7 +267,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--length", type=int, help="bytes of text in a piece")
     parser.add_argument("--text", type=pathlib.Path, help="train on this file")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--png", type=pathlib.Path, default=pathlib.Path("memory_timeline.png"), help="where to draw the memory timeline")
+    parser.add_argument(
+        "--png", type=pathlib.Path, default=pathlib.Path("memory_timeline.png"), help="where to draw the memory timeline"
+    )
     options = parser.parse_args(arguments)
 
     lowtide.install(options.device)  # before anything uses CUDA
@@ -274,19 +288,27 @@ def main(arguments: list[str] | None = None) -> int:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # the two runs do not read what they did not write
 
-    text, origin = read_text(options.text)
-    if len(text) < 2 * sizes.length:
-        parser.error(f"the text is only {len(text)} bytes long")
-    machine = torch.cuda.get_device_name(0) if kind == "cuda" else f"the host device ({torch.get_num_threads()} CPU threads, no GPU)"
+    try:
+        data, origin = read_text(options.text)
+    except OSError as error:
+        parser.error(f"--text: {error}")
+    if len(data) < 2 * sizes.length:
+        parser.error(f"--text: {origin} is only {len(data)} bytes long; a step reads pieces of {sizes.length}")
+    text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    machine = (
+        torch.cuda.get_device_name(0) if kind == "cuda" else f"the host device ({torch.get_num_threads()} CPU threads, no GPU)"
+    )
     print(f"Lowtide {lowtide.__version__}, torch {torch.__version__}, on {machine}")
-    print(f"text   {len(text) / 1e6:.1f} MB: {origin}")
+    print(f"text   {len(data) / 1e6:.1f} MB: {origin}")
     print(f"model  {sizes.layers} layers of width {sizes.width}; each step reads {sizes.batch} x {sizes.length} bytes of text")
 
     # A stand-in for the device's memory where there is no device: everything made in it is counted as on a GPU.
     everything = contextlib.nullcontext() if kind == "cuda" else lowtide.OffloadRegion("everything else")
     # The run with eviction is the first: it needs less, so what it holds is its own and not left over from the other.
     runs: dict[bool, Run] = {}
-    for number, (evict, words) in enumerate(((True, "the state leaves after every step"), (False, "the state stays on the device")), 1):
+    for number, (evict, words) in enumerate(
+        ((True, "the state leaves after every step"), (False, "the state stays on the device")), 1
+    ):
         print(f"\nrun {number} of 2: {words}", flush=True)
         with everything:
             runs[evict] = train(sizes, text, device, options.seed, evict)

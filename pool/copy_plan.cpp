@@ -4,6 +4,11 @@
 #include <set>
 
 namespace lowtide {
+namespace {
+
+constexpr Bytes kFirstGroup = 2_MiB;
+
+}  // namespace
 
 std::vector<HostPiece> HostPacker::pack(const std::vector<Extent>& live) {
   std::vector<HostPiece> pieces;
@@ -29,11 +34,14 @@ std::vector<CopyGroup> plan_copies(const std::vector<PageImage>& pages, const st
   std::set<const std::byte*> range_starts;
   for (const HostRange& range : host_ranges) range_starts.insert(range.data);
 
+  // The first groups are small, so that the first copies start, and the first pages return, early.
   std::vector<CopyGroup> groups;
   Bytes group_size = 0;
+  Bytes limit = std::min(kFirstGroup, group_bytes);
   for (std::size_t i = 0; i < pages.size(); ++i) {
     const PageImage& page = pages[i];
-    if (groups.empty() || group_size + page.size > group_bytes) {
+    if (groups.empty() || group_size + page.size > limit) {
+      if (!groups.empty()) limit = std::min(2 * limit, group_bytes);
       groups.push_back({i, i, {}});
       group_size = 0;
     }

@@ -57,7 +57,7 @@ class HostPacker {
   Bytes used_ = 0;  // of ranges_[range_]
 };
 
-/// Groups of consecutive pages of about `group_bytes`; pieces that are neighbours on both sides become one copy, which
+/// Groups of consecutive pages, of 2 MiB at first and up to `group_bytes` then; pieces that are neighbours on both sides become one copy, which
 /// never crosses one of `host_ranges` (a driver refuses a copy across two registrations) and never exceeds group_bytes.
 /// A group without copies still stands for its pages.
 std::vector<CopyGroup> plan_copies(const std::vector<PageImage>& pages, const std::vector<HostRange>& host_ranges,

@@ -91,6 +91,8 @@ void RegionCore::restore(const Region& handle) {
   for (const auto& [device, images] : images_) {
     if (!images.empty()) arrivals.emplace(device, mover_of(device).arrive(id_, images));
   }
+  RegionObserver* observer = region_observer();
+  if (observer != nullptr && !arrivals.empty()) observer->while_restoring(handle);
   for (auto& [device, arrival] : arrivals) {
     HostImages& images = images_[device];
     arrival->commit(images);
@@ -99,7 +101,7 @@ void RegionCore::restore(const Region& handle) {
     mover_of(device).count(*arrival, seconds_since(begin));
   }
   count_pinned();
-  if (RegionObserver* observer = region_observer()) observer->after_restore(handle);
+  if (observer != nullptr) observer->after_restore(handle);
 }
 
 RegionPages::Usage RegionCore::usage() const {

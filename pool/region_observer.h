@@ -26,6 +26,9 @@ class RegionObserver {
   virtual void before_evict(const Region& region, const EvictOptions& options) = 0;
   /// The eviction that before_evict() allowed did not happen: the tensors are usable again.
   virtual void evict_failed(const Region& region) noexcept = 0;
+  /// The bytes are on their way back: time to prepare after_restore(), which the caller waits for. Nothing may change
+  /// yet, since the restore may still fail.
+  virtual void while_restoring(const Region& region) noexcept { static_cast<void>(region); }
   /// The bytes are back: make the tensors usable again.
   virtual void after_restore(const Region& region) noexcept = 0;
 };

@@ -34,7 +34,7 @@ case "$what" in
   test)
     mkdir -p "$build/results"
     {
-      for suite in unit contract stress; do
+      for suite in unit contract stress torch; do
         program="$build/tests/lowtide_${suite}_test"
         [[ -x "$program" ]] &&
           echo "$suite | $build/results/$suite.xml | ctest --test-dir $build -R '^$suite\$' --output-on-failure --no-tests=error"
@@ -58,22 +58,6 @@ case "$what" in
       true
     } | "$python" scripts/run_suites.py
     ;;
-  bench)
-    status=0
-    for script in bench/*.py; do
-      grep -q '__main__' "$script" || continue
-      echo
-      echo "==> $script"
-      "$python" "$script" || status=1
-    done
-    for source in bench/*.cpp; do
-      program="$build/bench/$(basename "$source" .cpp)"
-      [[ -x "$program" ]] || continue
-      echo
-      echo "==> $program"
-      "$program" || status=1
-    done
-    exit "$status"
-    ;;
+  bench) "$python" bench/run.py --build "$build" ;;
   *) echo "gpu.sh: test or bench" >&2; exit 2 ;;
 esac

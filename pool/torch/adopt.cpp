@@ -50,9 +50,12 @@ class ScopedEvent {
 
 DeviceKind kind_of(const c10::StorageImpl& storage) {
   switch (storage.device_type()) {
-    case c10::DeviceType::CUDA: return DeviceKind::Cuda;
-    case c10::DeviceType::CPU: return DeviceKind::Host;
-    default: return DeviceKind::None;
+    case c10::DeviceType::CUDA:
+      return DeviceKind::Cuda;
+    case c10::DeviceType::CPU:
+      return DeviceKind::Host;
+    default:
+      return DeviceKind::None;
   }
 }
 
@@ -63,8 +66,9 @@ c10::DataPtr allocate_in(const Region& region, c10::Allocator& allocator, Bytes 
   CachingAllocator* owner = owner_of(to_address(block.get()));
   const auto info = owner == nullptr ? std::nullopt : owner->find(to_address(block.get()));
   if (!info || info->owner != region.id()) {
-    throw Misuse(c10::str("cannot move a tensor into offload region '", region.name(),
-                          "' here: torch's allocations go to a private pool now (torch.cuda.use_mem_pool, or a graph being captured)"));
+    throw Misuse(c10::str(
+        "cannot move a tensor into offload region '", region.name(),
+        "' here: torch's allocations go to a private pool now (torch.cuda.use_mem_pool, or a graph being captured)"));
   }
   return block;
 }
@@ -81,13 +85,14 @@ void adopt_on_host(const Region& region, c10::StorageImpl& storage, Bytes size) 
   exchange(storage, allocator, std::move(block));
 }
 
-// Everything happens on the old block's own stream, joined on both sides with the current one: the old block is then freed in stream
-// order, and the new one belongs to the same stream.
+// Everything happens on the old block's own stream, joined on both sides with the current one: the old block is then
+// freed in stream order, and the new one belongs to the same stream.
 void adopt_on_cuda(const Region& region, c10::StorageImpl& storage, Bytes size) {
   const auto index = storage.device().index();
   CachingAllocator& memory = allocator_of(index);
   if (memory.capturing()) {
-    throw Misuse(c10::str("cannot move a tensor into offload region '", region.name(), "' while a CUDA graph is being captured"));
+    throw Misuse(c10::str("cannot move a tensor into offload region '", region.name(),
+                          "' while a CUDA graph is being captured"));
   }
   const auto block = memory.find(to_address(bytes_of(storage)));
   if (!block) throw Misuse("cannot move a tensor into an offload region: its memory was freed under it");
@@ -117,13 +122,16 @@ std::string adoption_obstacle(const c10::Storage& handle) {
   const c10::DataPtr& held = storage._mutable_data_ptr_no_checks();
   if (held.get() == nullptr || size_of(storage) == 0) return "it has no bytes";
   if (!storage.resizable() || storage.allocator() == nullptr) {
-    return "torch does not own its memory (from_blob, numpy, DLPack, a file, or received from another process); clone it first";
+    return "torch does not own its memory (from_blob, numpy, DLPack, a file, or received from another process); clone "
+           "it first";
   }
   if (held.get() != held.get_context()) {
-    return "its memory is shared (with another process, by CUDA IPC or share_memory_, or as a lazy copy) or pinned; clone it first";
+    return "its memory is shared (with another process, by CUDA IPC or share_memory_, or as a lazy copy) or pinned; "
+           "clone it first";
   }
   if (kind == DeviceKind::Cuda && owner_of(to_address(held.get())) == nullptr) {
-    return "it is in memory that Lowtide did not allocate: a CUDA graph's or MemPool's private pool, whose addresses are recorded";
+    return "it is in memory that Lowtide did not allocate: a CUDA graph's or MemPool's private pool, whose addresses "
+           "are recorded";
   }
   return {};
 }
@@ -138,7 +146,8 @@ void adopt(const Region& region, const c10::Storage& handle) {
   }
   const Bytes size = size_of(storage);
   if (!obstacle.empty()) {
-    throw Misuse(c10::str("cannot move a tensor of ", size, " bytes into offload region '", region.name(), "': ", obstacle));
+    throw Misuse(
+        c10::str("cannot move a tensor of ", size, " bytes into offload region '", region.name(), "': ", obstacle));
   }
   if (kind_of(storage) == DeviceKind::Cuda) {
     adopt_on_cuda(region, storage, size);

@@ -17,7 +17,8 @@ void track(const Region& region, const at::Tensor& tensor) {
 }
 
 void adopt(const Region& region, const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) throw Misuse("cannot move a tensor without a storage into an offload region");
+  if (!tensor.defined() || !tensor.has_storage())
+    throw Misuse("cannot move a tensor without a storage into an offload region");
   adopt(region, tensor.storage());
 }
 

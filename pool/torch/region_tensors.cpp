@@ -32,8 +32,7 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(1);
 
 struct KnownStorage {
   WeakStorageRef storage;
-  void* bytes;                          // where they were when it was noted: saves asking the allocator again
-  std::optional<Bytes> guarded_size{};  // while guarded: what the storage itself no longer says
+  void* bytes;  // where they were when it was noted: saves asking the allocator again
 };
 
 using KnownStorages = std::unordered_map<const c10::StorageImpl*, KnownStorage>;
@@ -42,6 +41,7 @@ struct Tenants {
   KnownStorages known;
   std::size_t prune_at = 64;
   std::vector<GuardedStorage> guarded;
+  bool guarded_sorted = false;  // by identity; done when the first question comes
   std::size_t changed = 0;
   std::string remedy{kDefaultRemedy};
 };
@@ -136,7 +136,6 @@ class RegionTensors final : public RegionObserver {
   bool knows(OwnerId owner, const c10::StorageImpl* storage, const void* bytes);
   void add(OwnerId owner, const c10::Storage& storage, void* bytes);
   std::optional<std::pair<OwnerId, Bytes>> guarded(const c10::StorageImpl& storage);
-  void mark_guarded(OwnerId owner, const std::vector<GuardedStorage>& storages, bool guarded);
   Look look(const Region& region);
   Look look_patiently(const Region& region);
   void release_all(const Region& region) noexcept;
@@ -260,21 +259,13 @@ Bytes RegionTensors::full_size_of(const c10::StorageImpl& storage) {
 
 std::optional<std::pair<OwnerId, Bytes>> RegionTensors::guarded(const c10::StorageImpl& storage) {
   const MutexLock lock(mutex_);
-  for (const auto& [owner, tenants] : tenants_) {
-    const auto known = tenants.known.find(&storage);
-    if (known != tenants.known.end() && known->second.guarded_size) return std::pair(owner, *known->second.guarded_size);
+  for (auto& [owner, tenants] : tenants_) {
+    auto& guards = tenants.guarded;
+    if (!std::exchange(tenants.guarded_sorted, true)) std::ranges::sort(guards, {}, &GuardedStorage::storage);
+    const auto guard = std::ranges::lower_bound(guards, &storage, {}, &GuardedStorage::storage);
+    if (guard != guards.end() && guard->storage() == &storage) return std::pair(owner, guard->size());
   }
   return std::nullopt;
-}
-
-void RegionTensors::mark_guarded(OwnerId owner, const std::vector<GuardedStorage>& storages, bool guarded) {
-  const MutexLock lock(mutex_);
-  auto& known = tenants_[owner].known;
-  for (const GuardedStorage& storage : storages) {
-    const auto entry = known.find(storage.storage());
-    if (entry == known.end()) continue;
-    entry->second.guarded_size = guarded ? std::optional(storage.size()) : std::nullopt;
-  }
 }
 
 std::size_t RegionTensors::tracked_storages(const Region& region) {

@@ -28,8 +28,8 @@ void clear_raise_flag(Storage& storage) noexcept {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
     storage.clear_data_ptr_access_error_msg_();
   } else {
+    // The text may stay: without the flag nobody reads it, and the next guard need not copy it again.
     raise_flag(storage) = false;
-    storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
   }
 }
 
@@ -94,41 +94,47 @@ GuardedStorage::GuardedStorage(const StorageRef& storage, std::shared_ptr<const 
     : storage_(storage),
       identity_(storage.get()),
       message_(std::move(message)),
-      message_for_storage_(message_->text()),
       bytes_(bytes_of(*storage)),
       size_(size_of(*storage)),
       raised_before_(raise_flag(*storage)) {
   auto& meta = storage->get_extra_meta();  // allocates it, so that engage() does not
   if (raised_before_) message_before_ = meta.custom_data_ptr_error_msg_;
+  if (meta.custom_data_ptr_error_msg_ != message_->text()) message_for_storage_ = message_->text();
 }
 
-void GuardedStorage::engage() noexcept {
-  const StorageRef storage = storage_.lock();
-  if (!storage || engaged_) return;
-  context_ = storage->_mutable_data_ptr_no_checks().get_context();
-  set_bytes(*storage, nullptr);
-  storage->set_nbytes(c10::SymInt(message_->absent_size()));
-  size_flag(*storage) = true;
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_for_storage_));
+void GuardedStorage::engage(c10::StorageImpl& storage) noexcept {
+  if (engaged_) return;
+  context_ = storage._mutable_data_ptr_no_checks().get_context();
+  set_bytes(storage, nullptr);
+  storage.set_nbytes(c10::SymInt(message_->absent_size()));
+  size_flag(storage) = true;
+  if (!message_for_storage_) message_for_storage_ = std::move(storage.get_extra_meta().custom_data_ptr_error_msg_);
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_for_storage_));
+  message_for_storage_.reset();
   engaged_ = true;
+}
+
+void GuardedStorage::prepare_release() noexcept {
+  held_ = storage_.lock();
+  if (!held_) return;
+  const c10::DataPtr& held = held_->_mutable_data_ptr_no_checks();
+  own_memory_ = held.get() == nullptr && held.get_context() == context_;
+  own_message_ = raise_flag(*held_) && held_->get_extra_meta().custom_data_ptr_error_msg_ == message_->text();
 }
 
 GuardedStorage::Outcome GuardedStorage::release() noexcept {
   if (!std::exchange(engaged_, false)) return Outcome::Restored;
-  const StorageRef storage = storage_.lock();
-  if (!storage) return Outcome::Dead;
-
-  const c10::DataPtr& held = storage->_mutable_data_ptr_no_checks();
-  const bool ours = held.get() == nullptr && held.get_context() == context_;
-  const bool our_message = raise_flag(*storage) && storage->get_extra_meta().custom_data_ptr_error_msg_ == message_->text();
-  if (our_message) clear_raise_flag(*storage);
-  if (!ours) {
-    set_bytes(*storage, held.get());  // the same bytes; recomputes the cached check
+  if (!held_) prepare_release();
+  if (!held_) return Outcome::Dead;
+  c10::StorageImpl& storage = *held_;
+  if (own_message_) clear_raise_flag(storage);
+  if (!own_memory_) {
+    set_bytes(storage, storage._mutable_data_ptr_no_checks().get());  // the same bytes; recomputes the cached check
     return Outcome::Changed;
   }
-  set_bytes(*storage, bytes_);
-  storage->set_nbytes(size_);
-  if (our_message && raised_before_) storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_before_));
+  set_bytes(storage, bytes_);
+  storage.set_nbytes(size_);
+  if (own_message_ && raised_before_) storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_before_));
   return Outcome::Restored;
 }
 

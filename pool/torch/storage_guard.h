@@ -51,8 +51,13 @@ class GuardedStorage {
   GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message);
 
   /// From here on accesses raise RuntimeError with the message. Asked for its size, the storage answers 0 to Python and to
-  /// sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too.
-  void engage() noexcept;
+  /// sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too. Pre: `storage` is the one given before.
+  void engage(c10::StorageImpl& storage) noexcept;
+
+  /// Looks whether the storage is alive and as it was left, and keeps it alive until release() or forget_preparation(): what may be
+  /// done ahead of release().
+  void prepare_release() noexcept;
+  void forget_preparation() noexcept { held_.reset(); }
 
   /// Ends the guard. An object that never engaged, or was released, does nothing and says Restored.
   Outcome release() noexcept;
@@ -65,13 +70,16 @@ class GuardedStorage {
 
  private:
   WeakStorageRef storage_;
+  StorageRef held_;  // between prepare_release() and release()
   const c10::StorageImpl* identity_;
   std::shared_ptr<const GuardMessage> message_;
-  std::optional<std::string> message_for_storage_;
+  std::optional<std::string> message_for_storage_;  // none where the storage has it from the last time
   void* bytes_;
   void* context_ = nullptr;
   Bytes size_;
   bool engaged_ = false;
+  bool own_memory_ = false;   // found by prepare_release(): nobody gave the storage other memory
+  bool own_message_ = false;  // likewise, or another text
   // What others had set before: torch itself poisons storages this way (memory of a CUDA graph tree that was reused).
   bool raised_before_ = false;
   std::optional<std::string> message_before_;

@@ -21,7 +21,10 @@ def _memory_of_computer() -> int:
 def _lines() -> list[tuple[str, str]]:
     lines = [
         ("lowtide", f"{__version__} ({_build_info.BUILD_TYPE}), in {os.path.dirname(os.path.abspath(__file__))}"),
-        ("built for", f"torch {_build_info.TORCH_VERSION}, CUDA {_build_info.CUDA_VERSION}, Python {_build_info.PYTHON}"),
+        (
+            "built for",
+            f"torch {_build_info.TORCH_VERSION}, CUDA {_build_info.CUDA_VERSION}, Python {_build_info.PYTHON}",
+        ),
         ("running", f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"),
     ]
     driver = _native.cuda_driver_version()
@@ -35,7 +38,9 @@ def _lines() -> list[tuple[str, str]]:
         for index in range(count):
             free, total = _native.device_memory(index)
             lines.append((f"cuda:{index}", f"{_native.device_name(index)}, {_gib(total)}, {_gib(free)} free"))
-    lines.append(("host memory", f"{_gib(_memory_of_computer())}; evicted regions may hold {_gib(_native.host_budget())}"))
+    lines.append(
+        ("host memory", f"{_gib(_memory_of_computer())}; evicted regions may hold {_gib(_native.host_budget())}")
+    )
     lines.append(("install()", f'chooses "{kind}" here'))
     cuda = kind == "cuda"
     why_not = "" if cuda else " (needs a CUDA device)"
@@ -53,7 +58,9 @@ def _lines() -> list[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m lowtide``."""
-    parser = argparse.ArgumentParser(prog="python -m lowtide", description="Lowtide: regions of memory that leave the device.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lowtide", description="Lowtide: regions of memory that leave the device."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, devices, and what works here")
     parser.parse_args(arguments)

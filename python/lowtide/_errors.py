@@ -2,7 +2,7 @@
 
 
 class LowtideError(RuntimeError):
-    """A call that makes no sense now, or a driver call that failed. Nothing was changed; the message says what to do."""
+    """A call that makes no sense now, or a driver call that failed. Nothing was changed."""
 
 
 class HostMemoryError(LowtideError, MemoryError):

@@ -23,15 +23,15 @@ def install(device: str = "auto", host_memory: int | None = None, host_budget: i
     Call it right after importing torch: torch accepts another CUDA allocator only before CUDA is first used.
 
     Args:
-        device: ``"cuda"``: CUDA memory. ``"host"``: CPU tensors made inside a region live in pages that can leave; every other CPU
-            tensor is untouched. ``"auto"``: CUDA where a driver and a GPU are, else the host device.
-        host_memory: Size in bytes of the host device's memory; allocations in regions beyond it raise. Default: half of this
-            computer's memory. Without effect for CUDA.
+        device: ``"cuda"``: CUDA memory. ``"host"``: CPU tensors made inside a region live in pages that can leave;
+            every other CPU tensor is untouched. ``"auto"``: CUDA where a driver and a GPU are, else the host device.
+        host_memory: Size in bytes of the host device's memory; allocations in regions beyond it raise. Default: half of
+            this computer's memory. Without effect for CUDA.
         host_budget: Most bytes of host memory that evicted regions may hold, see :func:`lowtide.set_host_budget`.
 
     Raises:
-        LowtideError: CUDA is in use already, another allocator took torch's place, there is no such device (the message says
-            why), or Lowtide serves another kind of device in this process. Nothing was changed then.
+        LowtideError: CUDA is in use already, another allocator took torch's place, there is no such device (the message
+            says why), or Lowtide serves another kind of device in this process. Nothing was changed then.
         ValueError: A size is negative.
     """
     if (host_memory is not None and host_memory < 0) or (host_budget is not None and host_budget < 0):
@@ -44,7 +44,8 @@ def install(device: str = "auto", host_memory: int | None = None, host_budget: i
 def installed() -> str | None:
     """``"cuda"`` or ``"host"`` where Lowtide is torch's allocator for that device, else None.
 
-    None too where torch was given :func:`library_path` as a plain plug-in: regions work then, but torch's statistics do not.
+    None too where torch was given :func:`library_path` as a plain plug-in: regions work then, but torch's statistics do
+    not.
     """
     return _native.installed_device() or None
 
@@ -75,11 +76,18 @@ def library_path() -> str:
 
 
 def require_device() -> None:
-    """Raises unless this process's tensors can be in a region: a region that catches nothing would only look as if it worked.
+    """Raises unless this process's tensors can be in a region.
+
+    A region that catches nothing would only look as if it worked.
 
     Raises:
-        LowtideError: Neither was Lowtide installed nor is a plug-in allocator torch's.
+        LowtideError: Neither was Lowtide installed nor is a plug-in allocator torch's; or this process is a forked
+            child.
     """
+    if _native.in_forked_child():
+        raise LowtideError(
+            'the process was forked: device memory belongs to the parent; start workers with the "spawn" method'
+        )
     if _native.device_kind():
         return
     # A plain plug-in chooses its device at torch's first CUDA allocation; until then only torch knows of it.

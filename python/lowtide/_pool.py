@@ -18,13 +18,13 @@ _numbers = itertools.count()
 class CPUOffloadPool:
     """Tensors that leave the device together and come back together.
 
-    Tensors made inside an :class:`lowtide.OffloadRegion` leave with their region, which moves as a whole. Tensors made elsewhere are
-    moved into a region of this pool at the first :meth:`offload` after they were tracked: once, device to device, the same tensor
-    objects at another address. From then on their addresses stay. Whoever recorded the old address before that (a captured CUDA
-    graph, a raw pointer) must record it again, so offload once before capturing.
+    Tensors made inside an :class:`lowtide.OffloadRegion` leave with their region, which moves as a whole. Tensors made
+    elsewhere are moved into a region of this pool at the first :meth:`offload` after they were tracked: once, device to
+    device, the same tensor objects at another address. From then on their addresses stay. Whoever recorded the old
+    address before that (a captured CUDA graph, a raw pointer) must record it again, so offload once before capturing.
 
-    The unit is the storage: views, overlapping, non-contiguous and differently typed tensors of one storage count once, and all of
-    them are away and back together. The pool keeps no tensor alive. Tensors may be on several devices.
+    The unit is the storage: views, overlapping, non-contiguous and differently typed tensors of one storage count once,
+    and all of them are away and back together. The pool keeps no tensor alive. Tensors may be on several devices.
 
     Safe from any thread; calls on one pool exclude each other.
     """
@@ -33,8 +33,8 @@ class CPUOffloadPool:
         """An empty pool.
 
         Args:
-            name: Name of the pool's region, used in errors and by :func:`lowtide.region`. Pools of the same name share a region, so
-                they leave together. Default: a name of its own.
+            name: Name of the pool's region, used in errors and by :func:`lowtide.region`. Pools of the same name share
+                a region, so they leave together. Default: a name of its own.
         """
         self._name = name if name is not None else f"CPUOffloadPool-{next(_numbers)}"
         self._region: OffloadRegion | None = None
@@ -61,11 +61,14 @@ class CPUOffloadPool:
             return sum(handle.nbytes for handle in self._living())
 
     def track(self, tensors: torch.Tensor | Iterable[Any] | None) -> None:
-        """Adds tensors to the pool. Adding one again has no effect; allowed while the pool is away, it then leaves next time.
+        """Adds tensors to the pool.
 
-        Accepts a tensor, None, a mapping (its values), or any iterable of these, nested as one likes. A DTensor, another wrapper
-        subclass and a sparse tensor stand for their inner tensors. Skipped without an error: None, empty tensors, tensors on the
-        meta device, and tensors on another kind of device than Lowtide serves (CPU tensors beside CUDA, such as Adam's ``step``).
+        Adding one again has no effect. A tensor added while the pool is away leaves next time.
+
+        Accepts a tensor, None, a mapping (its values), or any iterable of these, nested as one likes. A DTensor,
+        another wrapper subclass and a sparse tensor stand for their inner tensors. Skipped without an error: None,
+        empty tensors, tensors on the meta device, and tensors on another kind of device than Lowtide serves (CPU
+        tensors beside CUDA, such as Adam's ``step``).
 
         A tensor that is given another storage later (``p.data = ...``) must be tracked again.
 
@@ -85,18 +88,21 @@ class CPUOffloadPool:
                     self._tracked.setdefault(handle.key, handle)
 
     def offload(self) -> int:
-        """Moves every tracked tensor to pinned host memory; its storage then reports 0 bytes and using it raises RuntimeError.
+        """Moves every tracked tensor to pinned host memory.
 
-        Blocks until done, ordered after the work queued so far on the current streams. See :meth:`lowtide.OffloadRegion.evict`. The
-        first call that finds tensors logs one line with tensors, groups (regions per device) and megabytes, at level info
-        (``LOWTIDE_LOG=info``).
+        Until :meth:`reload` its storage reports 0 bytes and using it raises RuntimeError naming the pool's region.
+
+        Blocks until done, ordered after the work queued so far on the current streams. See
+        :meth:`lowtide.OffloadRegion.evict`. The first call that finds tensors logs one line with tensors, groups
+        (regions per device) and megabytes, at level info (``LOWTIDE_LOG=info``).
 
         Returns:
             The bytes that left the device.
 
         Raises:
-            RuntimeError: The pool is away already; a tensor cannot be moved (it is from_blob memory, shared with another process,
-                or in a CUDA graph's private pool); or :meth:`lowtide.OffloadRegion.evict` refused. Every tensor is usable then.
+            RuntimeError: The pool is away already; a tensor cannot be moved (it is from_blob memory, shared with
+                another process, or in a CUDA graph's private pool); or :meth:`lowtide.OffloadRegion.evict` refused.
+                Every tensor is usable then.
             HostMemoryError: There is not enough host memory, or the budget forbids it. Every tensor is usable then.
             torch.OutOfMemoryError: No room to move a tensor into the pool's region. Every tensor is usable then.
         """
@@ -119,10 +125,10 @@ class CPUOffloadPool:
         """Brings every tensor back: same objects, same addresses, same bytes. Blocks until done.
 
         Raises:
-            RuntimeError: The pool is not away; or somebody gave tensors other memory meanwhile (resized a storage): those are left
-                as they were found, all others are back.
-            torch.OutOfMemoryError: The device has not enough memory. What did not fit is still away, nothing is lost; call again
-                after freeing some.
+            RuntimeError: The pool is not away; or somebody gave tensors other memory meanwhile (resized a storage):
+                those are left as they were found, all others are back.
+            torch.OutOfMemoryError: The device has not enough memory. What did not fit is still away, nothing is lost;
+                call again after freeing some.
         """
         with self._lock:
             if not self._offloaded:
@@ -135,8 +141,9 @@ class CPUOffloadPool:
             self._offloaded = False
             if changed:
                 raise LowtideError(
-                    f"{changed} storage(s) of pool '{self._name}' were given other memory while they were offloaded (resized, for "
-                    "example); they were left as found, and their offloaded bytes are lost. All other tensors are back"
+                    f"{changed} storage(s) of pool '{self._name}' were given other memory while they were offloaded "
+                    "(resized, for example); they were left as found, and their offloaded bytes are lost. All other "
+                    "tensors are back"
                 )
 
     def __repr__(self) -> str:

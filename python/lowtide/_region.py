@@ -8,26 +8,26 @@ from typing import Literal
 import torch
 
 from . import _native, _tensors
-from ._errors import LowtideError
 from ._install import require_device
 
 
 class OffloadRegion:
     """A named region: in a ``with`` block it takes what this thread allocates; as an object it moves it.
 
-    A name is a region, process-wide and on all devices: objects made with the same name are handles to the same one. The region
-    lives while a handle or one of its tensors does. Evicted and without handles it keeps its bytes; ``OffloadRegion(name)`` or
-    :func:`lowtide.region` finds it again.
+    A name is a region, process-wide and on all devices: objects made with the same name are handles to the same one.
+    The region lives while a handle or one of its tensors does. Evicted and without handles it keeps its bytes;
+    ``OffloadRegion(name)`` or :func:`lowtide.region` finds it again.
 
-    The ``with`` block may be nested (the innermost region wins), entered again, and entered on several threads at once; it concerns
-    only the thread that entered it. Autograd's worker threads are such other threads: what backward allocates there is outside. On
-    the host device backward runs on the calling thread, so gradients made inside the block are in the region. A generator or
-    coroutine that is suspended inside the block leaves the region open for whatever the thread runs next.
+    The ``with`` block may be nested (the innermost region wins), entered again, and entered on several threads at once;
+    it concerns only the thread that entered it. Autograd's worker threads are such other threads: what backward
+    allocates there is outside. On the host device backward runs on the calling thread, so gradients made inside the
+    block are in the region. A generator or coroutine that is suspended inside the block leaves the region open for
+    whatever the thread runs next.
 
     Everything allocated in the block belongs to the region until it is freed, wherever it is freed.
 
-    Safe from any thread. Evict and restore of one region exclude each other; the GIL is released while they run. Nobody may use the
-    region's tensors while they run.
+    Safe from any thread. Evict and restore of one region exclude each other; the GIL is released while they run. Nobody
+    may use the region's tensors while they run.
     """
 
     __slots__ = ("_native",)
@@ -53,12 +53,12 @@ class OffloadRegion:
             LowtideError: Lowtide serves no device in this process, or the process is a forked child.
         """
         require_device()
-        if _native.in_forked_child():
-            raise LowtideError("device memory belongs to the parent of this forked process; start processes with \"spawn\"")
         self._native.enter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._native.leave()
 
     @property
@@ -94,9 +94,9 @@ class OffloadRegion:
     def track(self, tensor: torch.Tensor) -> None:
         """Adds a tensor to those that are guarded while the region is evicted.
 
-        Needed only where Lowtide cannot see that the tensor exists: no operator returned it while the ``with`` block was open, and
-        it is no live Python object either (those are found when the region is evicted). Idempotent. A DTensor, another wrapper
-        subclass and a sparse tensor stand for their inner tensors. Empty tensors are ignored.
+        Needed only where Lowtide cannot see that the tensor exists: no operator returned it while the ``with`` block
+        was open, and it is no live Python object either (those are found when the region is evicted). Idempotent. A
+        DTensor, another wrapper subclass and a sparse tensor stand for their inner tensors. Empty tensors are ignored.
 
         Raises:
             LowtideError: The tensor's memory is not in this region.
@@ -108,29 +108,29 @@ class OffloadRegion:
             _native.track(self._native, plain)
 
     def evict(self, *, untracked: Literal["refuse", "unmap"] = "refuse") -> int:
-        """Copies the region's bytes to pinned host memory and gives its device memory to this process's next allocations.
+        """Copies the bytes to pinned host memory; the device memory serves this process's next allocations.
 
-        Returns when that is done. The copies start after all work queued so far on the caller's current streams, on the streams
-        the tensors were allocated on and on those named to ``record_stream``. Until :meth:`restore` each tensor's storage reports
-        0 bytes and every access to its data raises RuntimeError naming the region; shape, strides and views can still be looked at.
-        Raw addresses taken before (``data_ptr()``, ``numpy()``, DLPack) cannot be guarded and must not be used.
-        Evicted already: no effect.
+        Returns when that is done. The copies start after all work queued so far on the caller's current streams, on the
+        streams the tensors were allocated on and on those named to ``record_stream``. Until :meth:`restore` each
+        tensor's storage reports 0 bytes and every access to its data raises RuntimeError naming the region; its
+        shape and strides can still be looked at. Raw addresses taken before (``data_ptr()``, ``numpy()``, DLPack)
+        cannot be guarded and must not be used. Evicted already: no effect.
 
         Args:
-            untracked: What to do if live memory of the region belongs to no tensor that is known or found: ``"refuse"`` raises,
-                ``"unmap"`` evicts it too; the caller then knows that nothing uses it before the restore.
+            untracked: What to do if live memory of the region belongs to no tensor that is known or found: ``"refuse"``
+                raises, ``"unmap"`` evicts it too; the caller then knows that nothing uses it before the restore.
 
         Returns:
             The bytes that left the device in this call.
 
         Raises:
-            LowtideError: A CUDA graph is being captured; a tensor is shared with another process; untracked memory. The region is
-                as before.
+            LowtideError: A CUDA graph is being captured; a tensor is shared with another process; untracked memory. The
+                region is as before.
             HostMemoryError: There is not enough host memory, or the budget forbids it. The region is as before.
             ValueError: ``untracked`` is neither word.
         """
         if untracked not in ("refuse", "unmap"):
-            raise ValueError(f"untracked is {untracked!r}; choose \"refuse\" or \"unmap\"")
+            raise ValueError(f'untracked is {untracked!r}; choose "refuse" or "unmap"')
         native = self._native
         if native.untracked_blocks():
             _tensors.find_owners()
@@ -144,9 +144,10 @@ class OffloadRegion:
         Returns when that is done; any stream may use the tensors at once. Not evicted: no effect.
 
         Raises:
-            torch.OutOfMemoryError: The device has not enough memory. The region is still evicted, nothing is lost; try again after
-                freeing some.
-            LowtideError: A CUDA graph is being captured, or the driver failed. The region is still evicted, nothing is lost.
+            torch.OutOfMemoryError: The device has not enough memory. The region is still evicted, nothing is lost; try
+                again after freeing some.
+            LowtideError: A CUDA graph is being captured, or the driver failed. The region is still evicted, nothing is
+                lost.
         """
         self._native.restore()
 

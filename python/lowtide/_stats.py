@@ -9,7 +9,8 @@ from ._install import require_device
 def memory_stats(device: torch.device | int | str | None = None) -> dict[str, int | float]:
     """What Lowtide holds on a device and what moving regions has cost so far.
 
-    Sizes are in bytes; keys that end in ``_peak`` are the most since the start or the last ``torch.cuda.reset_peak_memory_stats()``.
+    Sizes are in bytes; keys that end in ``_peak`` are the most since the start or the last
+    ``torch.cuda.reset_peak_memory_stats()``.
 
     ======================  =====================================================================================
     allocations             blocks handed out and not freed, evicted ones too

@@ -10,7 +10,7 @@ from . import _native
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with memory behind ``tensor``: itself, or the inner ones of a DTensor, another wrapper subclass, a sparse tensor."""
+    """The tensors that own the memory: ``tensor`` itself, or the inner ones of a DTensor, wrapper or sparse tensor."""
     local = getattr(tensor, "_local_tensor", None)
     if isinstance(local, torch.Tensor):
         yield from plain_tensors(local)
@@ -55,7 +55,8 @@ def tensors_in(tensors: Any) -> Iterator[torch.Tensor]:
 def find_owners() -> None:
     """Looks through all live Python tensors and tracks each storage in the region its memory lies in.
 
-    For memory that no operator returned: compiled code allocates past the dispatcher, ``untyped_storage().resize_()`` too.
+    For memory that no operator returned: compiled code allocates past the dispatcher, ``untyped_storage().resize_()``
+    too.
     """
     # One by one, without keeping the list: it refers to everything alive.
     for candidate in gc.get_objects():
@@ -65,5 +66,5 @@ def find_owners() -> None:
         try:
             for tensor in plain_tensors(candidate):
                 _native.track_where_it_is(tensor)
-        except Exception:  # noqa: BLE001, S112 - a half-made or foreign subclass must not stop an eviction; it stays untracked
+        except Exception:  # noqa: BLE001, S112 - a half-made or odd subclass must not stop an eviction
             continue

@@ -18,8 +18,8 @@ def require_matching_torch() -> None:
     if _minor(running) == _minor(_build_info.TORCH_VERSION):
         return
     raise ImportError(
-        f"lowtide {_build_info.LOWTIDE_VERSION} was built for torch {_build_info.TORCH_VERSION}, and torch {running} is running; "
-        "torch's allocator interface differs between them. Rebuild it against the running torch: "
+        f"lowtide {_build_info.LOWTIDE_VERSION} was built for torch {_build_info.TORCH_VERSION}, and torch {running} "
+        "is running; torch's allocator interface differs between them. Rebuild it against the running torch: "
         "`pip install --no-build-isolation --force-reinstall .` in Lowtide's source tree, "
         f"or `make build TORCH={running.split('+')[0]}` there."
     )

@@ -23,9 +23,12 @@ InstallDevice parse_device(const std::string& word) {
 
 const char* kind_word(DeviceKind kind) {
   switch (kind) {
-    case DeviceKind::Cuda: return "cuda";
-    case DeviceKind::Host: return "host";
-    case DeviceKind::None: break;
+    case DeviceKind::Cuda:
+      return "cuda";
+    case DeviceKind::Host:
+      return "host";
+    case DeviceKind::None:
+      break;
   }
   return "";
 }

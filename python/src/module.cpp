@@ -8,6 +8,7 @@ PYBIND11_MODULE(_native, module) {
   lowtide::bind_regions(module);
   lowtide::bind_tensors(module);
   lowtide::bind_stats(module);
-  // Here rather than in install(): regions guard their tensors also where torch was given liblowtide.so as a plain plug-in.
+  // Here rather than in install(): regions guard their tensors also where torch was given liblowtide.so as a plain
+  // plug-in.
   lowtide::install_region_tensors();
 }

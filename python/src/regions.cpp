@@ -24,8 +24,8 @@ struct OpenScope {
 struct OpenScopes {
   std::vector<OpenScope> stack;
 
-  // A thread that ends inside a `with` block (a daemon thread at exit) leaves its guards open: closing them now would call into
-  // thread-local state of torch that is gone.
+  // A thread that ends inside a `with` block (a daemon thread at exit) leaves its guards open: closing them now would
+  // call into thread-local state of torch that is gone.
   ~OpenScopes() {
     for (OpenScope& scope : stack) {
       (void)scope.region.release();
@@ -41,12 +41,14 @@ std::vector<OpenScope>& open_scopes() {
 
 void leave(const Region* region) {
   auto& scopes = open_scopes();
-  const bool innermost =
-      !scopes.empty() && (region != nullptr ? scopes.back().region && scopes.back().region->region().id() == region->id()
-                                            : scopes.back().none != nullptr);
+  const bool innermost = !scopes.empty() && (region != nullptr ? scopes.back().region &&
+                                                                     scopes.back().region->region().id() == region->id()
+                                                               : scopes.back().none != nullptr);
   if (!innermost) {
-    throw Misuse("`with` blocks of regions must be left on the thread that entered them, the innermost first; a generator or coroutine "
-                 "that is suspended inside one breaks that");
+    throw Misuse(
+        "`with` blocks of regions must be left on the thread that entered them, the innermost first; a generator or "
+        "coroutine "
+        "that is suspended inside one breaks that");
   }
   scopes.pop_back();
 }
@@ -73,7 +75,10 @@ void bind_regions(py::module_& module) {
       .def_static("all", [] { return without_gil([] { return Region::all(); }); })
       .def_property_readonly("name", [](const Region& region) { return region.name(); })
       .def_property_readonly("id", [](const Region& region) { return static_cast<std::uint32_t>(region.id()); })
-      .def("enter", [](const Region& region) { open_scopes().push_back({std::make_unique<OffloadRegion>(region), nullptr}); })
+      .def("enter",
+           [](const Region& region) {
+             open_scopes().push_back({std::make_unique<OffloadRegion>(region), nullptr});
+           })
       .def("leave", [](const Region& region) { leave(&region); })
       .def(
           "evict",
@@ -84,16 +89,17 @@ void bind_regions(py::module_& module) {
           },
           py::arg("unmap_untracked"))
       .def("restore", [](Region& region) { without_gil([&] { region.restore(); }); })
-      .def_property_readonly("state",
-                             [](const Region& region) {
-                               return std::string(to_string(without_gil([&] { return region.state(); })));
-                             })
+      .def_property_readonly(
+          "state",
+          [](const Region& region) { return std::string(to_string(without_gil([&] { return region.state(); }))); })
       .def_property_readonly("allocated_bytes", getter(&Region::allocated_bytes))
       .def_property_readonly("resident_bytes", getter(&Region::resident_bytes))
       .def_property_readonly("evicted_bytes", getter(&Region::evicted_bytes))
       .def_property_readonly("pinned_bytes", getter(&Region::pinned_bytes))
-      .def("live_blocks", [](const Region& region) { return sizes_of(without_gil([&] { return region.live_blocks(); })); })
-      .def("untracked_blocks", [](const Region& region) { return sizes_of(without_gil([&] { return untracked_blocks(region); })); })
+      .def("live_blocks",
+           [](const Region& region) { return sizes_of(without_gil([&] { return region.live_blocks(); })); })
+      .def("untracked_blocks",
+           [](const Region& region) { return sizes_of(without_gil([&] { return untracked_blocks(region); })); })
       .def("table_entries", [](const Region& region) { return table_entries(region); })
       .def("tracked_storages", [](const Region& region) { return tracked_storages(region); })
       .def("take_changed_storages", [](const Region& region) { return take_changed_storages(region); })

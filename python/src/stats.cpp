@@ -53,10 +53,13 @@ py::dict pool_stats_of(int device) {
 void bind_stats(py::module_& module) {
   module.def("allocator_stats", &allocator_stats, py::arg("device"));
   module.def("pool_stats", &pool_stats_of, py::arg("device"));
-  module.def("check", [](int device) { without_gil([&] { allocator_of(device).check(); }); }, py::arg("device"));
-  module.def("trim", [](int device) { return without_gil([&] { return allocator_of(device).trim(); }); }, py::arg("device"));
+  module.def(
+      "check", [](int device) { without_gil([&] { allocator_of(device).check(); }); }, py::arg("device"));
+  module.def(
+      "trim", [](int device) { return without_gil([&] { return allocator_of(device).trim(); }); }, py::arg("device"));
   module.def("trim_host", [] { return without_gil([] { return trim_host(); }); });
-  module.def("set_host_budget", [](Bytes budget) { set_host_budget(budget); }, py::arg("budget"));
+  module.def(
+      "set_host_budget", [](Bytes budget) { set_host_budget(budget); }, py::arg("budget"));
   module.def("host_budget", &host_budget);
 }
 

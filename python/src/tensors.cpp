@@ -20,8 +20,8 @@ c10::Storage storage_of(const py::handle& object) {
   return tensor.defined() && tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage() : c10::Storage();
 }
 
-// A storage that the holder does not keep alive. Once it is gone every question has an empty answer: it may go at any moment, by a
-// garbage collection in the middle of a loop over handles.
+// A storage that the holder does not keep alive. Once it is gone every question has an empty answer: it may go at any
+// moment, by a garbage collection in the middle of a loop over handles.
 class StorageHandle {
  public:
   explicit StorageHandle(const c10::Storage& storage)

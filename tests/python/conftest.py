@@ -1,13 +1,12 @@
-"""One device per test run: LOWTIDE_TEST_DEVICE=cuda|host, default: CUDA where there is one. Lowtide is installed once per process."""
+"""One device per test run: LOWTIDE_TEST_DEVICE=cuda|host, by default CUDA where there is one."""
 
 import gc
 import itertools
 import os
 
+import lowtide
 import pytest
 import torch
-
-import lowtide
 from lowtide import _native
 
 # So little that running out of it is quick to reach, and no test needs more at once.
@@ -18,6 +17,9 @@ _numbers = itertools.count()
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
+    # On two cores OpenMP's threads wait for each other a thousand times longer than these small tensors take.
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     lowtide.install(os.environ.get("LOWTIDE_TEST_DEVICE", "auto"), host_memory=HOST_DEVICE_MEMORY)
 
 
@@ -28,7 +30,9 @@ def pytest_report_header(config):
 def pytest_collection_modifyitems(config, items):
     if lowtide.installed() == "cuda":
         return
-    skip = pytest.mark.skip(reason=f"needs a CUDA device: {_native.cuda_unavailable_reason() or 'the host device was chosen'}")
+    skip = pytest.mark.skip(
+        reason=f"needs a CUDA device: {_native.cuda_unavailable_reason() or 'the host device was chosen'}"
+    )
     for item in items:
         if "cuda" in item.keywords:
             item.add_marker(skip)

@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
 import lowtide
+import torch
 
 SUBPROCESS = Path(__file__).parent / "subprocess"
 
@@ -73,6 +72,14 @@ def evicted(region):
         yield
     finally:
         region.restore()
+
+
+def raw_storage(region, size, device):
+    """Memory of the region that belongs to no tensor: torch makes it below its operators."""
+    storage = torch.empty(0, dtype=torch.uint8, device=device).untyped_storage()
+    with region:
+        storage.resize_(size)
+    return storage
 
 
 def on_host():

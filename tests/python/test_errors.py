@@ -1,9 +1,8 @@
 """What bad input gets: a clear error, and nothing lost."""
 
+import lowtide
 import pytest
 import torch
-
-import lowtide
 from lowtide import _native
 from lowtide_testing import Keep, assert_away, evicted, fill, on_host, run_script
 
@@ -57,7 +56,11 @@ def test_unknown_region(region, device):
 
 
 def test_sizes_must_not_be_negative():
-    for call in (lambda: lowtide.set_host_budget(-1), lambda: lowtide.install(host_budget=-1), lambda: lowtide.install(host_memory=-1)):
+    for call in (
+        lambda: lowtide.set_host_budget(-1),
+        lambda: lowtide.install(host_budget=-1),
+        lambda: lowtide.install(host_memory=-1),
+    ):
         with pytest.raises(ValueError, match="negative"):
             call()
 
@@ -220,7 +223,9 @@ def test_memory_shared_by_ipc_is_pinned(region, device):
     assert tensor.sum().item() == 1000
 
 
-@pytest.mark.skipif("not __import__('lowtide_testing').on_host()", reason="on CUDA sharing means CUDA IPC, tested above")
+@pytest.mark.skipif(
+    "not __import__('lowtide_testing').on_host()", reason="on CUDA sharing means CUDA IPC, tested above"
+)
 def test_sharing_an_evicted_tensor_raises(region, device):
     with region:
         tensor = torch.ones(1000, device=device)

@@ -1,9 +1,8 @@
 """Nothing about a tensor changes by leaving and coming back, whatever its layout, type and size."""
 
+import lowtide
 import pytest
 import torch
-
-import lowtide
 from lowtide_testing import Keep, assert_away, evicted, fill
 
 MIB = 1 << 20
@@ -38,8 +37,19 @@ def test_layouts(region, device, layout):
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.int8, torch.uint8, torch.bool,
-     torch.complex64, torch.quint8],
+    [
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float8_e4m3fn,
+        torch.int64,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.quint8,
+    ],
     ids=str,
 )
 def test_dtypes(region, device, dtype):
@@ -83,7 +93,14 @@ def test_views_come_back_with_their_base(region, device):
     with region:
         base = torch.empty(4096, device=device)
     fill(base)
-    views = [*base.split(1000), base.view(8, -1)[:, ::2], base.view(64, 64).T, base[7:], base.view(torch.int32), base.detach()]
+    views = [
+        *base.split(1000),
+        base.view(8, -1)[:, ::2],
+        base.view(64, 64).T,
+        base[7:],
+        base.view(torch.int32),
+        base.detach(),
+    ]
     keeps = [Keep(tensor) for tensor in (base, *views)]
     with evicted(region):
         assert_away(base, *views)
@@ -104,7 +121,11 @@ def test_a_view_keeps_the_storage_when_its_base_is_gone(region, device):
 
 def test_empty_tensors(region, device):
     with region:
-        tensors = [torch.empty(0, device=device), torch.empty(0, 128, device=device), torch.empty(5, 0, 3, device=device)]
+        tensors = [
+            torch.empty(0, device=device),
+            torch.empty(0, 128, device=device),
+            torch.empty(5, 0, 3, device=device),
+        ]
     assert region.allocated_bytes == 0
     region.evict()
     assert region.state == "resident"

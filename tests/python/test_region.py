@@ -2,11 +2,11 @@
 
 import gc
 import threading
-
-import pytest
-import torch
+import time
 
 import lowtide
+import pytest
+import torch
 from lowtide_testing import Keep, assert_away, evicted, fill, storage_bytes
 
 MIB = 1 << 20
@@ -43,7 +43,13 @@ def test_innermost_region_wins(region, other_region, device):
                     again = torch.ones(10, device=device)
             inner_too = torch.ones(10, device=device)
         outer_too = torch.ones(10, device=device)
-    for tensor, expected in ((outer, region), (outer_too, region), (again, region), (inner, other_region), (inner_too, other_region)):
+    for tensor, expected in (
+        (outer, region),
+        (outer_too, region),
+        (again, region),
+        (inner, other_region),
+        (inner_too, other_region),
+    ):
         assert region_of(tensor) == expected.name
     assert region_of(none) is None
 
@@ -83,7 +89,10 @@ def test_a_generator_suspended_inside_leaves_the_region_open(region, device):
 def test_counts(region, device):
     assert (region.state, region.allocated_bytes, region.resident_bytes) == ("resident", 0, 0)
     with region:
-        tensors = [torch.empty(3 * MIB, dtype=torch.uint8, device=device), torch.empty(1000, dtype=torch.uint8, device=device)]
+        tensors = [
+            torch.empty(3 * MIB, dtype=torch.uint8, device=device),
+            torch.empty(1000, dtype=torch.uint8, device=device),
+        ]
     allocated = region.allocated_bytes
     assert 3 * MIB + 1000 <= allocated <= 3 * MIB + 1000 + 1024
     assert (region.resident_bytes, region.evicted_bytes, region.pinned_bytes) == (allocated, 0, 0)
@@ -193,6 +202,7 @@ def test_tensors_may_die_while_evicted(region, device):
     region.restore()
     for keep in survivors:
         keep.check()
+    del keep
     region.evict()
     survivors.clear()
     assert region.allocated_bytes == 0
@@ -237,6 +247,12 @@ def test_a_region_ends_with_its_last_tensor_and_handle(device):
     assert lowtide.region("short-lived").allocated_bytes > 0
     del tensor
     gc.collect()
+    deadline = time.monotonic() + 5
+    while any(
+        region.name == "short-lived" for region in lowtide.regions()
+    ):  # its stream may not be past the memory yet
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     with pytest.raises(KeyError, match="short-lived"):
         lowtide.region("short-lived")
 

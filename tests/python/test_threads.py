@@ -5,10 +5,9 @@ import gc
 import threading
 import time
 
+import lowtide
 import pytest
 import torch
-
-import lowtide
 from lowtide_testing import Keep, assert_away, fill
 
 MIB = 1 << 20
@@ -91,7 +90,9 @@ def test_evict_and_restore_at_the_same_time(region, device):
     with region:
         tensor = fill(torch.empty(4 * MIB, dtype=torch.uint8, device=device))
     keep = Keep(tensor)
-    run_threads(*[lambda: [region.evict() for _ in range(20)]] * 2, *[lambda: [region.restore() for _ in range(20)]] * 2)
+    run_threads(
+        *[lambda: [region.evict() for _ in range(20)]] * 2, *[lambda: [region.restore() for _ in range(20)]] * 2
+    )
     region.restore()
     keep.check()
 

@@ -300,7 +300,8 @@ class Stress {
   void evict(std::size_t index) {
     RegionUnderStress& region = regions_[index];
     const std::unique_lock in_use(region.in_use, std::try_to_lock);
-    if (!in_use.owns_lock()) return;
+    // More than can come back would stay away for good, and blocks that are away are not read.
+    if (!in_use.owns_lock() || RegionPages(*allocator_).usage(region.owner).allocated > memory_ / 4) return;
     try {
       mover_->evict(region.owner, {}, region.images);
       ++evictions;
@@ -312,9 +313,11 @@ class Stress {
   void restore(std::size_t index) {
     RegionUnderStress& region = regions_[index];
     const std::unique_lock in_use(region.in_use, std::try_to_lock);
-    if (!in_use.owns_lock()) return;
+    if (!in_use.owns_lock() || region.images.empty()) return;
     try {
       mover_->restore(region.owner, region.images);
+      // What is left belongs to blocks that were all freed while away.
+      region.images.clear();
       ++restores;
     } catch (const OutOfMemory&) {
       ++shortages;

@@ -118,7 +118,7 @@ TEST_F(HostDeviceTest, NothingIsReadableWhereNothingIsMapped) {
   const auto page = device_->create(kPage);
   EXPECT_FALSE(readable(address));
   device_->map(address, kPage, page);
-  EXPECT_TRUE(readable(address + kPage - 1));
+  EXPECT_TRUE(readable(address + (kPage - 1)));
   EXPECT_FALSE(readable(address + kPage));
   device_->unmap(address, kPage);
   EXPECT_FALSE(readable(address));
@@ -182,10 +182,13 @@ TEST_F(HostDeviceTest, RefusesWhatIsMisaligned) {
 }
 
 TEST(HostDevice, AlignsAddressesToWhateverTheGranularityIs) {
-  // Larger than what the kernel aligns large mappings to by itself.
+  // Larger than what the kernel aligns large mappings to by itself, and with mappings in between that do not fit into
+  // the gaps: without those all reservations would be aligned, or none, by the chance of where the first one fell.
   const auto device = make_host_device({.index = 0, .memory = 1_GiB, .granularity = 64_MiB});
   std::vector<DeviceAddress> addresses;
+  const auto other = make_host_device({.index = 1, .memory = 4_MiB, .granularity = kPage});
   for (int i = 0; i < 4; ++i) {
+    other->reserve(66_MiB);  // given back with the device
     addresses.push_back(device->reserve(64_MiB));
     EXPECT_EQ(static_cast<std::uintptr_t>(addresses.back()) % 64_MiB, 0u);
   }

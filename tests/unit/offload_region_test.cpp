@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -30,7 +31,6 @@ class OffloadRegionTest : public ::testing::Test {
   void SetUp() override {
     select_devices(DeviceKind::Host, {.devices = 2, .memory = 256_MiB});
     allocator_ = &allocator_of(0);
-    stream_ = allocator_->device().create_stream();
     content_.emplace(allocator_->device());
   }
 
@@ -44,7 +44,6 @@ class OffloadRegionTest : public ::testing::Test {
     EXPECT_EQ(pool_stats(0).pinned_bytes, 0u);
     content_.reset();
     EXPECT_NO_THROW(allocator_->check());
-    allocator_->device().destroy_stream(stream_);
   }
 
   struct Block {
@@ -55,8 +54,8 @@ class OffloadRegionTest : public ::testing::Test {
 
   /// A block in the region open here, or in none, with a pattern in it.
   Block allocate(Bytes size) {
-    const Block block{allocator_->allocate(size, stream_, current_owner()), size, ++last_cookie_};
-    content_->fill(block.address, size, block.cookie, stream_);
+    const Block block{allocator_->allocate(size, stream(0), current_owner()), size, ++last_cookie_};
+    content_->fill(block.address, size, block.cookie, stream(0));
     blocks_.push_back(block);
     return block;
   }
@@ -66,7 +65,7 @@ class OffloadRegionTest : public ::testing::Test {
   }
   bool intact(const Block& block) {
     return allocator_->is_resident(block.address) &&
-           !content_->mismatch(block.address, block.size, block.cookie, stream_).has_value();
+           !content_->mismatch(block.address, block.size, block.cookie, stream(0)).has_value();
   }
   bool all_intact() {
     for (const Block& block : blocks_) {
@@ -76,8 +75,16 @@ class OffloadRegionTest : public ::testing::Test {
   }
   OwnerId owner_of_block(const Block& block) { return allocator_->find(block.address)->owner; }
 
+  /// Streams of device 0 that live as long as the process, as torch's do.
+  static StreamHandle stream(std::size_t index) {
+    static const std::array streams = [] {
+      Device& device = allocator_of(0).device();
+      return std::array{device.create_stream(), device.create_stream(), device.create_stream()};
+    }();
+    return streams.at(index);
+  }
+
   CachingAllocator* allocator_ = nullptr;
-  StreamHandle stream_{};
   std::optional<BlockContent> content_;
   std::vector<Block> blocks_;
   std::uint64_t last_cookie_ = 0;
@@ -240,7 +247,7 @@ TEST_F(OffloadRegionTest, EvictedMemoryServesOrdinaryAllocations) {
     OffloadRegion guard(region);
     allocate(150_MiB);
   }
-  EXPECT_THROW(allocator_->allocate(150_MiB, stream_), OutOfMemory);
+  EXPECT_THROW(allocator_->allocate(150_MiB, stream(0)), OutOfMemory);
   region.evict();
   const Block activations = allocate(150_MiB);
   free(activations);
@@ -384,12 +391,12 @@ TEST_F(OffloadRegionTest, CopiesOutWaitForTheStreamsThatWrote) {
     block = allocate(1_MiB);
   }
   Device& device = allocator_->device();
-  const StreamHandle named = device.create_stream();
-  const StreamHandle recorded = device.create_stream();
+  const StreamHandle named = stream(1);
+  const StreamHandle recorded = stream(2);
   allocator_->record_stream(block->address, recorded);
   unsigned char written[3] = {1, 2, 3};
-  StreamLatch latch_own(device, stream_), latch_named(device, named), latch_recorded(device, recorded);
-  device.copy_to_device(block->address, &written[0], 1, stream_);
+  StreamLatch latch_own(device, stream(0)), latch_named(device, named), latch_recorded(device, recorded);
+  device.copy_to_device(block->address, &written[0], 1, stream(0));
   device.copy_to_device(block->address + 1, &written[1], 1, named);
   device.copy_to_device(block->address + 2, &written[2], 1, recorded);
   std::thread evicting([&] { region.evict({.after = {{0, named}}}); });
@@ -401,9 +408,6 @@ TEST_F(OffloadRegionTest, CopiesOutWaitForTheStreamsThatWrote) {
   region.restore();
   const auto* bytes = static_cast<const unsigned char*>(to_pointer(block->address));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(bytes[i], written[i]);
-  free(*block);
-  device.destroy_stream(named);
-  device.destroy_stream(recorded);
 }
 
 // What is refused.
@@ -491,7 +495,7 @@ TEST_F(OffloadRegionTest, RestoreWithoutDeviceMemoryFailsAndMayBeRetried) {
   DeviceAddress hog{};
   {
     NoRegion nobody;
-    hog = allocator_->allocate(200_MiB, stream_, current_owner());
+    hog = allocator_->allocate(200_MiB, stream(0), current_owner());
   }
   EXPECT_THROW(guard.region().restore(), OutOfMemory);
   EXPECT_EQ(guard.region().state(), RegionState::Evicted);
@@ -517,12 +521,12 @@ TEST_F(OffloadRegionTest, TrimHostKeepsWhatIsAway) {
 
 TEST_F(OffloadRegionTest, ARegionSpansDevices) {
   CachingAllocator& second = allocator_of(1);
-  const StreamHandle stream = second.device().create_stream();
+  const StreamHandle there_stream = second.device().create_stream();
   BlockContent content(second.device());
   OffloadRegion guard("both devices");
   allocate(2_MiB);
-  const DeviceAddress there = second.allocate(3_MiB, stream, current_owner());
-  content.fill(there, 3_MiB, 99, stream);
+  const DeviceAddress there = second.allocate(3_MiB, there_stream, current_owner());
+  content.fill(there, 3_MiB, 99, there_stream);
   EXPECT_EQ(guard.region().allocated_bytes(), 5_MiB);
   guard.region().evict();
   EXPECT_EQ(guard.region().evicted_bytes(), 5_MiB);
@@ -530,12 +534,11 @@ TEST_F(OffloadRegionTest, ARegionSpansDevices) {
   EXPECT_EQ(pool_stats(1).evicted_bytes_total, 3_MiB);
   guard.region().restore();
   EXPECT_TRUE(all_intact());
-  EXPECT_FALSE(content.mismatch(there, 3_MiB, 99, stream));
+  EXPECT_FALSE(content.mismatch(there, 3_MiB, 99, there_stream));
   second.free(there);
-  second.device().synchronize(stream);
+  second.device().synchronize(there_stream);
   second.trim();
   second.check();
-  // Arenas name their stream until the region ends, so the stream stays.
 }
 
 TEST_F(OffloadRegionTest, UnknownDevicesAndKindsAreRefused) {

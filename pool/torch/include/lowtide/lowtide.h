@@ -2,7 +2,7 @@
 //
 //   lowtide::install();                                  // before CUDA is used
 //   lowtide::Region state("adam");
-//   { lowtide::OffloadRegion guard(state); optimizer.step(); }   // the state that the first step makes lives in the region
+//   { lowtide::OffloadRegion guard(state); optimizer.step(); }   // the state it makes lives in the region
 //   state.evict();                                       // its memory serves others; its tensors raise
 //   state.restore();                                     // the same tensors, the same addresses, the same bytes
 //
@@ -29,11 +29,12 @@ namespace lowtide {
 // From allocator/torch/install.h: installed_device().
 
 /// Makes Lowtide torch's allocator and tensors part of evict and restore. Again it does nothing.
-/// Throws Misuse as install_allocator() does: CUDA is in use already, there is no such device, another torch than this was built for.
+/// Throws Misuse as install_allocator() does: CUDA is in use already, there is no such device, another torch than this
+/// was built for.
 void install(InstallDevice device = InstallDevice::Auto, const HostKindOptions& host = {});
 
-/// Adds the tensor's storage to those that are guarded while `region` is evicted. Needed only for tensors that no operator returned
-/// while the region's guard was open. Throws Misuse if its memory is not in `region`.
+/// Adds the tensor's storage to those that are guarded while `region` is evicted. Needed only for tensors that no
+/// operator returned while the region's guard was open. Throws Misuse if its memory is not in `region`.
 void track(const Region& region, const at::Tensor& tensor);
 
 /// Moves a tensor made outside every region into `region`: the same tensor at another address. See pool/torch/adopt.h.
