@@ -75,12 +75,17 @@ DeviceAddress CachingAllocator::allocate(Bytes size, StreamHandle stream, OwnerI
   const Bytes rounded = round_up(size, Arena::kAlignment);
   const SizeClass size_class = rounded <= heap_->options.small_limit ? SizeClass::Small : SizeClass::Large;
   PageSupply supply(*heap_);
+  std::optional<Bytes> held_before;
   for (Remedy tried = Remedy::None; tried != Remedy::Exhausted; tried = supply.apply_next(tried)) {
     MutexLock lock(heap_->mutex);
+    if (!held_before) held_before = heap_->pool.held_bytes();
     if (const auto address = try_allocate(*heap_, {owner, stream, size_class}, rounded, size)) return *address;
   }
   MutexLock lock(heap_->mutex);
   ++heap_->stats.num_ooms;
+  // What the tries took from the driver goes back: a neighbour may need it, and it was not enough for us.
+  heap_->pool.shrink_to(*held_before);
+  heap_->refresh_stats();
   throw OutOfMemory(
       heap_->device.index(), size,
       fmt::format("out of memory on {} device {}: {} asked for, {} held by Lowtide, of it {} in blocks, {} of the "

@@ -58,6 +58,12 @@ bool PagePool::release_some(Bytes size, Bytes bytes) noexcept {
   return true;
 }
 
+void PagePool::shrink_to(Bytes held) noexcept {
+  for (const Bytes size : {sizes_.large, sizes_.small}) {
+    while (!free_list(size).empty() && held_bytes_ >= held + size) release_last(size);
+  }
+}
+
 Bytes PagePool::free_bytes() const noexcept { return small_.size() * sizes_.small + large_.size() * sizes_.large; }
 
 }  // namespace lowtide

@@ -46,6 +46,9 @@ class PagePool {
   /// Hands free pages of `size` to the driver until `bytes` of them went, if there are that many; else none.
   bool release_some(Bytes size, Bytes bytes) noexcept;
 
+  /// Hands free pages to the driver as long as the pool then still holds `held` bytes or more.
+  void shrink_to(Bytes held) noexcept;
+
   /// Most bytes this pool may hold; pages above it stay until they are given back.
   void set_limit(Bytes limit) noexcept { limit_ = limit; }
   Bytes limit() const noexcept { return limit_; }

@@ -91,11 +91,13 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
   std::vector<Page> acquired(pages.size());
   std::size_t count = 0;
   Bytes needed = 0;
+  std::optional<Bytes> held_before;
   for (const RegionPage& page : pages) needed += page.size;
   PageSupply supply(heap_);
   try {
     for (Remedy tried = Remedy::None; tried != Remedy::Exhausted; tried = supply.apply_next(tried)) {
       MutexLock lock(heap_.mutex);
+      if (!held_before) held_before = heap_.pool.held_bytes();
       for (; count < pages.size(); ++count) {
         const auto page = supply.take(pages[count].size);
         if (!page) break;
@@ -112,6 +114,9 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
   } catch (...) {
     acquired.resize(count);
     give_back(acquired);
+    MutexLock lock(heap_.mutex);
+    heap_.pool.shrink_to(held_before.value_or(0));
+    heap_.refresh_stats();
     throw;
   }
 }

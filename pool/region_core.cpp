@@ -93,12 +93,18 @@ void RegionCore::restore(const Region& handle) {
   }
   RegionObserver* observer = region_observer();
   if (observer != nullptr && !arrivals.empty()) observer->while_restoring(handle);
-  for (auto& [device, arrival] : arrivals) {
-    HostImages& images = images_[device];
-    arrival->commit(images);
-    // Images that are left belong to pages whose blocks were all freed while away.
-    images.clear();
-    mover_of(device).count(*arrival, seconds_since(begin));
+  try {
+    for (auto& [device, arrival] : arrivals) {
+      HostImages& images = images_[device];
+      arrival->commit(images);
+      // Images that are left belong to pages whose blocks were all freed while away.
+      images.clear();
+      mover_of(device).count(*arrival, seconds_since(begin));
+    }
+  } catch (...) {
+    if (observer != nullptr) observer->restore_failed(handle);
+    count_pinned();
+    throw;
   }
   count_pinned();
   if (observer != nullptr) observer->after_restore(handle);

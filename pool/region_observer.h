@@ -29,6 +29,8 @@ class RegionObserver {
   /// The bytes are on their way back: time to prepare after_restore(), which the caller waits for. Nothing may change
   /// yet, since the restore may still fail.
   virtual void while_restoring(const Region& region) noexcept { static_cast<void>(region); }
+  /// The restore that while_restoring() was told of did not happen.
+  virtual void restore_failed(const Region& region) noexcept { static_cast<void>(region); }
   /// The bytes are back: make the tensors usable again.
   virtual void after_restore(const Region& region) noexcept = 0;
 };

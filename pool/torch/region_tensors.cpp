@@ -1,13 +1,14 @@
 #include "pool/torch/region_tensors.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <unordered_map>
@@ -25,8 +26,9 @@ namespace {
 
 constexpr std::string_view kDefaultRemedy = "call region.restore() before using it";
 
-// A storage is freed in two steps: first its last reference goes (nobody can find it any more), then its block. A thread that is
-// between the two leaves a live block without a storage; it is given so many looks before the block counts as untracked.
+// A storage is freed in two steps: first its last reference goes (nobody can find it any more), then its block. A
+// thread that is between the two leaves a live block without a storage; it is given so many looks before the block
+// counts as untracked.
 constexpr int kLooks = 20;
 constexpr auto kBetweenLooks = std::chrono::milliseconds(1);
 
@@ -37,13 +39,35 @@ struct KnownStorage {
 
 using KnownStorages = std::unordered_map<const c10::StorageImpl*, KnownStorage>;
 
+// What a guarded storage itself no longer says.
+struct AwayStorage {
+  const c10::StorageImpl* storage;
+  const void* bytes;
+  Bytes size;
+};
+
 struct Tenants {
-  KnownStorages known;
+  // Guarded by the mutex. `known` may have readers outside it, who took a share under it: then it is copied before a
+  // change. So a transfer can take strong references, for which torch may want the GIL, without the mutex and without a
+  // copy.
+  std::shared_ptr<KnownStorages> known = std::make_shared<KnownStorages>();
   std::size_t prune_at = 64;
-  std::vector<GuardedStorage> guarded;
-  bool guarded_sorted = false;  // by identity; done when the first question comes
+  std::vector<AwayStorage> away;
+  bool away_sorted = false;  // by storage; done when the first question comes
   std::size_t changed = 0;
   std::string remedy{kDefaultRemedy};
+
+  // Touched only by transfers of the region, which exclude each other.
+  std::vector<GuardedStorage> guarded;
+
+  KnownStorages& known_to_change() {
+    if (known.use_count() > 1) {
+      known = std::make_shared<KnownStorages>(*known);
+    } else {
+      std::atomic_thread_fence(std::memory_order_acquire);  // after the reads of whoever gave up the last share
+    }
+    return *known;
+  }
 };
 
 std::optional<BlockInfo> block_at(const void* bytes) {
@@ -55,33 +79,40 @@ std::optional<BlockInfo> block_at(const void* bytes) {
 // Blocks of a region in address order, with a mark for each that a storage is known for.
 class BlockMarks {
  public:
-  explicit BlockMarks(std::vector<BlockInfo> blocks) : blocks_(std::move(blocks)), marked_(blocks_.size(), false) {
-    std::sort(blocks_.begin(), blocks_.end(), [](auto& a, auto& b) { return a.address < b.address; });
+  /// Blocks of `region` on all devices.
+  explicit BlockMarks(const Region& region) {
+    for (CachingAllocator* allocator : existing_allocators()) {
+      const auto ranges = allocator->live_ranges(region.id());
+      blocks_.insert(blocks_.end(), ranges.begin(), ranges.end());
+    }
+    if (!std::ranges::is_sorted(blocks_)) std::ranges::sort(blocks_);  // devices need not follow each other
+    marked_.resize(blocks_.size(), 0);
   }
 
   /// False if `bytes` lies in none of the blocks.
   bool mark(const void* bytes) {
     const DeviceAddress address = to_address(bytes);
-    auto after = std::upper_bound(blocks_.begin(), blocks_.end(), address,
-                                  [](DeviceAddress a, const BlockInfo& block) { return a < block.address; });
+    const auto after = std::ranges::upper_bound(blocks_, address, {}, &Block::first);
     if (after == blocks_.begin()) return false;
     const auto block = std::prev(after);
-    if (address >= block->address + block->size) return false;
-    marked_[static_cast<std::size_t>(block - blocks_.begin())] = true;
+    if (address >= block->first + block->second) return false;
+    marked_[static_cast<std::size_t>(block - blocks_.begin())] = 1;
     return true;
   }
 
   std::vector<BlockInfo> unmarked() const {
     std::vector<BlockInfo> result;
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      if (!marked_[i]) result.push_back(blocks_[i]);
+      if (marked_[i] != 0) continue;
+      if (const auto block = block_at(to_pointer(blocks_[i].first))) result.push_back(*block);
     }
     return result;
   }
 
  private:
-  std::vector<BlockInfo> blocks_;
-  std::vector<bool> marked_;
+  using Block = std::pair<DeviceAddress, Bytes>;
+  std::vector<Block> blocks_;
+  std::vector<char> marked_;
 };
 
 std::string place(OwnerId home) {
@@ -101,7 +132,8 @@ std::string describe(const std::vector<BlockInfo>& blocks) {
     if (i < kShown) sizes += c10::str(i == 0 ? "" : ", ", blocks[i].requested);
   }
   if (blocks.size() > kShown) sizes += ", …";
-  return c10::str(blocks.size(), blocks.size() == 1 ? " live block of " : " live blocks of ", total, " bytes in all (", sizes, ")");
+  return c10::str(blocks.size(), blocks.size() == 1 ? " live block of " : " live blocks of ", total, " bytes in all (",
+                  sizes, ")");
 }
 
 class RegionTensors final : public RegionObserver {
@@ -124,6 +156,8 @@ class RegionTensors final : public RegionObserver {
   std::vector<DeviceStream> current_streams() override;
   void before_evict(const Region& region, const EvictOptions& options) override;
   void evict_failed(const Region& region) noexcept override;
+  void while_restoring(const Region& region) noexcept override;
+  void restore_failed(const Region& region) noexcept override;
   void after_restore(const Region& region) noexcept override;
 
  private:
@@ -138,6 +172,7 @@ class RegionTensors final : public RegionObserver {
   std::optional<std::pair<OwnerId, Bytes>> guarded(const c10::StorageImpl& storage);
   Look look(const Region& region);
   Look look_patiently(const Region& region);
+  Tenants& tenants_of(const Region& region);
   void release_all(const Region& region) noexcept;
   void forget_ended_regions();
 
@@ -146,11 +181,13 @@ class RegionTensors final : public RegionObserver {
 };
 
 RegionTensors& tensors() {
-  static auto* const instance = new RegionTensors;  // never destroyed: tensors and threads may outlive every static object
+  static auto* const instance =
+      new RegionTensors;  // never destroyed: tensors and threads may outlive every static object
   return *instance;
 }
 
-// --- Learning storages -----------------------------------------------------------------------------------------------------------
+// --- Learning storages
+// -----------------------------------------------------------------------------------------------------------
 
 void note_all(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -165,8 +202,8 @@ void note_all(const c10::IValue& value) {
   }
 }
 
-// What goes in is noted too: some tensors are made below the operators (a number in an expression, an argument from compiled code)
-// and are first seen as an argument, to be kept in an autograd graph where nobody finds them.
+// What goes in is noted too: some tensors are made below the operators (a number in an expression, an argument from
+// compiled code) and are first seen as an argument, to be kept in an autograd graph where nobody finds them.
 std::unique_ptr<at::ObserverContext> operator_begins(const at::RecordFunction& call) {
   if (current_owner() == kNoOwner) return nullptr;
   for (const c10::IValue& input : call.inputs()) note_all(input);
@@ -178,7 +215,6 @@ void operator_ended(const at::RecordFunction& call, at::ObserverContext*) {
   if (current_owner() == kNoOwner) return;
   for (const c10::IValue& output : call.outputs()) note_all(output);
 }
-
 
 thread_local at::CallbackHandle t_callback = at::INVALID_CALLBACK_HANDLE;
 
@@ -204,8 +240,8 @@ bool RegionTensors::knows(OwnerId owner, const c10::StorageImpl* storage, const 
   const MutexLock lock(mutex_);
   const auto tenants = tenants_.find(owner);
   if (tenants == tenants_.end()) return false;
-  const auto known = tenants->second.known.find(storage);
-  return known != tenants->second.known.end() && known->second.bytes == bytes;
+  const auto known = tenants->second.known->find(storage);
+  return known != tenants->second.known->end() && known->second.bytes == bytes;
 }
 
 void RegionTensors::add(OwnerId owner, const c10::Storage& storage, void* bytes) {
@@ -213,14 +249,16 @@ void RegionTensors::add(OwnerId owner, const c10::Storage& storage, void* bytes)
   if (!knows_region(owner)) forget_ended_regions();
   const MutexLock lock(mutex_);
   Tenants& tenants = tenants_[owner];
-  tenants.known.insert_or_assign(storage.unsafeGetStorageImpl(), KnownStorage{storage.getWeakStorageImpl(), bytes});
-  if (tenants.known.size() < tenants.prune_at) return;
-  // Twice what survived: a long run of temporaries costs amortised constant time and keeps the table at twice the live storages.
-  for (auto entry = tenants.known.begin(); entry != tenants.known.end();) {
+  KnownStorages& known = tenants.known_to_change();
+  known.insert_or_assign(storage.unsafeGetStorageImpl(), KnownStorage{storage.getWeakStorageImpl(), bytes});
+  if (known.size() < tenants.prune_at) return;
+  // Twice what survived: a long run of temporaries costs amortised constant time and keeps the table at twice the live
+  // storages.
+  for (auto entry = known.begin(); entry != known.end();) {
     const auto here = entry++;
-    if (here->second.storage.expired()) dead.push_back(tenants.known.extract(here));
+    if (here->second.storage.expired()) dead.push_back(known.extract(here));
   }
-  tenants.prune_at = std::max<std::size_t>(64, 2 * tenants.known.size());
+  tenants.prune_at = std::max<std::size_t>(64, 2 * known.size());
 }
 
 void RegionTensors::note(const c10::Storage& storage, const Region* expected) {
@@ -235,12 +273,14 @@ void RegionTensors::note(const c10::Storage& storage, const Region* expected) {
   if (bytes != nullptr && home != kNoOwner && fits) add(home, storage, bytes);
   const bool empty = bytes == nullptr && home == kNoOwner;
   if (fits || empty) return;
-  throw Misuse(c10::str("cannot track a tensor of ", full_size_of(*impl), " bytes in offload region '", expected->name(),
-                        "': its memory is in ", place(home), ". Allocate it inside `with OffloadRegion(\"", expected->name(),
+  throw Misuse(c10::str("cannot track a tensor of ", full_size_of(*impl), " bytes in offload region '",
+                        expected->name(), "': its memory is in ", place(home),
+                        ". Allocate it inside `with OffloadRegion(\"", expected->name(),
                         "\"):`, or give it to a CPUOffloadPool, which moves tensors into a region of its own"));
 }
 
-// --- Questions -------------------------------------------------------------------------------------------------------------------
+// --- Questions
+// -------------------------------------------------------------------------------------------------------------------
 
 OwnerId RegionTensors::region_of(const c10::StorageImpl& storage) {
   if (const void* bytes = bytes_of(storage)) {
@@ -260,10 +300,10 @@ Bytes RegionTensors::full_size_of(const c10::StorageImpl& storage) {
 std::optional<std::pair<OwnerId, Bytes>> RegionTensors::guarded(const c10::StorageImpl& storage) {
   const MutexLock lock(mutex_);
   for (auto& [owner, tenants] : tenants_) {
-    auto& guards = tenants.guarded;
-    if (!std::exchange(tenants.guarded_sorted, true)) std::ranges::sort(guards, {}, &GuardedStorage::storage);
-    const auto guard = std::ranges::lower_bound(guards, &storage, {}, &GuardedStorage::storage);
-    if (guard != guards.end() && guard->storage() == &storage) return std::pair(owner, guard->size());
+    auto& away = tenants.away;
+    if (!std::exchange(tenants.away_sorted, true)) std::ranges::sort(away, {}, &AwayStorage::storage);
+    const auto found = std::ranges::lower_bound(away, &storage, {}, &AwayStorage::storage);
+    if (found != away.end() && found->storage == &storage) return std::pair(owner, found->size);
   }
   return std::nullopt;
 }
@@ -272,14 +312,14 @@ std::size_t RegionTensors::tracked_storages(const Region& region) {
   const MutexLock lock(mutex_);
   const auto tenants = tenants_.find(region.id());
   if (tenants == tenants_.end()) return 0;
-  return static_cast<std::size_t>(std::count_if(tenants->second.known.begin(), tenants->second.known.end(),
-                                                [](auto& entry) { return !entry.second.storage.expired(); }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(*tenants->second.known, [](auto& entry) { return !entry.second.storage.expired(); }));
 }
 
 std::size_t RegionTensors::table_entries(const Region& region) {
   const MutexLock lock(mutex_);
   const auto tenants = tenants_.find(region.id());
-  return tenants == tenants_.end() ? 0 : tenants->second.known.size();
+  return tenants == tenants_.end() ? 0 : tenants->second.known->size();
 }
 
 std::size_t RegionTensors::take_changed_storages(const Region& region) {
@@ -308,27 +348,26 @@ std::vector<DeviceStream> RegionTensors::current_streams() {
   return streams;
 }
 
-// --- Evict and restore -----------------------------------------------------------------------------------------------------------
+// --- Evict and restore
+// -----------------------------------------------------------------------------------------------------------
 
 RegionTensors::Look RegionTensors::look(const Region& region) {
-  std::vector<KnownStorage> known;
-  std::vector<const void*> away;
+  std::shared_ptr<const KnownStorages> known;
+  std::vector<AwayStorage> away;
   {
     const MutexLock lock(mutex_);
-    const auto tenants = tenants_.find(region.id());
-    if (tenants != tenants_.end()) {
-      known.reserve(tenants->second.known.size());
-      for (const auto& [storage, entry] : tenants->second.known) known.push_back(entry);
-      for (const GuardedStorage& guarded : tenants->second.guarded) away.push_back(guarded.bytes());
-    }
+    const Tenants& tenants = tenants_[region.id()];
+    known = tenants.known;
+    away = tenants.away;
   }
   // Strong references come before the list of blocks: a storage that is alive now keeps its block in it.
   Look result;
-  for (const KnownStorage& entry : known) {
-    if (StorageRef storage = entry.storage.lock()) result.to_guard.push_back(std::move(storage));
+  result.to_guard.reserve(known->size());
+  for (const auto& [storage, entry] : *known) {
+    if (StorageRef alive = entry.storage.lock()) result.to_guard.push_back(std::move(alive));
   }
-  BlockMarks blocks(region.live_blocks());
-  for (const void* bytes : away) blocks.mark(bytes);
+  BlockMarks blocks(region);
+  for (const AwayStorage& storage : away) blocks.mark(storage.bytes);
   // A known storage may have moved out of the region since (resized elsewhere): only those inside are guarded.
   std::erase_if(result.to_guard, [&](const StorageRef& storage) {
     const void* bytes = bytes_of(*storage);
@@ -355,73 +394,89 @@ void RegionTensors::before_evict(const Region& region, const EvictOptions& optio
         "region.track(tensor), free them, or evict(untracked=\"unmap\") if nothing uses them before restore"));
   }
 
+  Tenants& tenants = tenants_of(region);
   std::string remedy;
   {
     const MutexLock lock(mutex_);
-    remedy = tenants_[region.id()].remedy;
+    remedy = tenants.remedy;
+    tenants.away.reserve(tenants.away.size() + found.to_guard.size());
   }
-  const auto message =
-      std::make_shared<const GuardMessage>(c10::str("tensor of offload region '", region.name(), "' is evicted; ", remedy));
-  std::vector<GuardedStorage> guards;
-  guards.reserve(found.to_guard.size());
-  for (const StorageRef& storage : found.to_guard) guards.emplace_back(storage, message);
+  const auto message = std::make_shared<const GuardMessage>(
+      c10::str("tensor of offload region '", region.name(), "' is evicted; ", remedy));
+  const std::size_t before = tenants.guarded.size();
+  tenants.guarded.reserve(before + found.to_guard.size());
+  try {
+    for (const StorageRef& storage : found.to_guard) tenants.guarded.emplace_back(storage, message);
+  } catch (...) {
+    tenants.guarded.erase(tenants.guarded.begin() + static_cast<std::ptrdiff_t>(before), tenants.guarded.end());
+    throw;
+  }
+  for (std::size_t i = 0; i < found.to_guard.size(); ++i) tenants.guarded[before + i].engage(*found.to_guard[i]);
 
-  {
-    const MutexLock lock(mutex_);
-    auto& tenants = tenants_[region.id()];
-    tenants.guarded.reserve(tenants.guarded.size() + guards.size());
-  }
-  mark_guarded(region.id(), guards, true);
-  for (GuardedStorage& guard : guards) guard.engage();
   const MutexLock lock(mutex_);
-  auto& tenants = tenants_[region.id()];
-  std::move(guards.begin(), guards.end(), std::back_inserter(tenants.guarded));
+  tenants.away_sorted = false;
+  for (std::size_t i = before; i < tenants.guarded.size(); ++i) {
+    const GuardedStorage& guarded = tenants.guarded[i];
+    tenants.away.push_back({guarded.storage(), guarded.bytes(), guarded.size()});
+  }
 }
 
 void RegionTensors::evict_failed(const Region& region) noexcept {
-  // Where bytes went out and could not be brought back at once, the region is still evicted in part: its tensors stay guarded until
-  // it is restored, rather than read what is not there.
+  // Where bytes went out and could not be brought back at once, the region is still evicted in part: its tensors stay
+  // guarded until it is restored, rather than read what is not there.
   try {
     if (region.evicted_bytes() > 0) return;
   } catch (const std::exception& error) {
-    log_message(LogLevel::Error,
-                c10::str("offload region '", region.name(), "': its tensors stay guarded after a failed eviction: ", error.what()));
+    log_message(LogLevel::Error, c10::str("offload region '", region.name(),
+                                          "': its tensors stay guarded after a failed eviction: ", error.what()));
     return;
   }
   release_all(region);
 }
 
+void RegionTensors::while_restoring(const Region& region) noexcept {
+  for (GuardedStorage& guard : tenants_of(region).guarded) guard.prepare_release();
+}
+
+void RegionTensors::restore_failed(const Region& region) noexcept {
+  for (GuardedStorage& guard : tenants_of(region).guarded) guard.forget_preparation();
+}
+
 void RegionTensors::after_restore(const Region& region) noexcept { release_all(region); }
 
 void RegionTensors::release_all(const Region& region) noexcept {
-  std::vector<GuardedStorage> guarded;
-  {
-    const MutexLock lock(mutex_);
-    const auto tenants = tenants_.find(region.id());
-    if (tenants == tenants_.end()) return;
-    guarded.swap(tenants->second.guarded);
-  }
+  Tenants& tenants = tenants_of(region);
   std::size_t changed = 0;
-  for (GuardedStorage& guard : guarded) {
+  for (GuardedStorage& guard : tenants.guarded) {
     if (guard.release() == GuardedStorage::Outcome::Changed) ++changed;
   }
-  mark_guarded(region.id(), guarded, false);
+  tenants.guarded.clear();
+  {
+    const MutexLock lock(mutex_);
+    tenants.away.clear();
+    tenants.changed += changed;
+  }
   if (changed == 0) return;
   log_message(LogLevel::Warn, c10::str("offload region '", region.name(), "': ", changed,
                                        " storage(s) were given other memory while evicted; they were left as found"));
-  const MutexLock lock(mutex_);
-  tenants_[region.id()].changed += changed;
 }
 
-// Region ids are never used again, so what is not among the regions that exist is gone for good; ids above the newest one seen
-// belong to regions made since.
+// Stays where it is while the region lives: map nodes do not move, and only regions that ended are erased.
+Tenants& RegionTensors::tenants_of(const Region& region) {
+  const MutexLock lock(mutex_);
+  return tenants_[region.id()];
+}
+
+// Region ids are never used again, so what is not among the regions that exist is gone for good; ids above the newest
+// one seen belong to regions made since.
 void RegionTensors::forget_ended_regions() {
   const std::vector<Region> existing = Region::all();
   std::vector<Tenants> ended;  // dropped after the lock
   const MutexLock lock(mutex_);
   for (auto entry = tenants_.begin(); entry != tenants_.end();) {
     const auto here = entry++;
-    const bool lives = std::any_of(existing.begin(), existing.end(), [&](auto& region) { return region.id() == here->first; });
+    const bool lives =
+        std::any_of(existing.begin(), existing.end(), [&](auto& region) { return region.id() == here->first; });
     if (lives || existing.empty() || here->first > existing.back().id()) continue;
     ended.push_back(std::move(here->second));
     tenants_.erase(here);

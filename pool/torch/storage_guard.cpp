@@ -8,11 +8,11 @@
 namespace lowtide {
 namespace {
 
-// Members of StorageImpl that torch keeps private. An explicit instantiation may name a private member, and its friend function carries
-// the access out. The only place that depends on them; a minor that renames one does not compile.
+// Members of StorageImpl that torch keeps private. An explicit instantiation may name a private member, and its friend
+// function carries the access out. The only place that depends on them; a minor that renames one does not compile.
 //
-// raise_flag: torch sets "raise on access" through a public method, but some minors offer no way back.
-// size_flag: "the size is not a plain number", which set_nbytes(SymInt) leaves as it was.
+// raise_flag: torch sets "raise on access" through a public method, but some minors offer no way back. size_flag: "the
+// size is not a plain number", which set_nbytes(SymInt) leaves as it was.
 bool& raise_flag(c10::StorageImpl& storage) noexcept;
 bool& size_flag(c10::StorageImpl& storage) noexcept;
 
@@ -21,7 +21,8 @@ struct OpenFlags {
   friend bool& raise_flag(c10::StorageImpl& storage) noexcept { return storage.*RaiseFlag; }
   friend bool& size_flag(c10::StorageImpl& storage) noexcept { return storage.*SizeFlag; }
 };
-template struct OpenFlags<&c10::StorageImpl::throw_on_immutable_data_ptr_, &c10::StorageImpl::size_bytes_is_heap_allocated_>;
+template struct OpenFlags<&c10::StorageImpl::throw_on_immutable_data_ptr_,
+                          &c10::StorageImpl::size_bytes_is_heap_allocated_>;
 
 template <typename Storage>
 void clear_raise_flag(Storage& storage) noexcept {
@@ -35,12 +36,13 @@ void clear_raise_flag(Storage& storage) noexcept {
 
 // The size of a storage whose bytes are away: 0 for whoever asks, an error for an operator.
 //
-// A plain 0 is not enough: as_strided, and so every slice, transpose, index and linear layer, compares its strides with the
-// storage's size before anything looks at the data, and would raise "out of bounds for storage of size 0", which tells nobody what
-// happened. torch allows a size to be an object instead of a number, and asks it; so this object can raise the text that helps.
+// A plain 0 is not enough: as_strided, and so every slice, transpose, index and linear layer, compares its strides with
+// the storage's size before anything looks at the data, and would raise "out of bounds for storage of size 0", which
+// tells nobody what happened. torch allows a size to be an object instead of a number, and asks it; so this object can
+// raise the text that helps.
 //
-// Operators are told apart by what dispatch leaves in thread-local state: below autograd's kernels ADInplaceOrView is excluded.
-// Inference mode excludes it everywhere; there the answer is 0, and torch's own words come first.
+// Operators are told apart by what dispatch leaves in thread-local state: below autograd's kernels ADInplaceOrView is
+// excluded. Inference mode excludes it everywhere; there the answer is 0, and torch's own words come first.
 class AbsentSize final : public c10::SymNodeImpl {
  public:
   explicit AbsentSize(std::string text) : text_(std::move(text)) {}
@@ -60,7 +62,8 @@ class AbsentSize final : public c10::SymNodeImpl {
  private:
   int64_t size() const {
     const auto& dispatch = c10::impl::tls_local_dispatch_key_set();
-    const bool in_operator = dispatch.excluded_.has(c10::DispatchKey::ADInplaceOrView) && !c10::InferenceMode::is_enabled();
+    const bool in_operator =
+        dispatch.excluded_.has(c10::DispatchKey::ADInplaceOrView) && !c10::InferenceMode::is_enabled();
     TORCH_CHECK(!in_operator, text_);
     return 0;
   }
@@ -88,7 +91,8 @@ Bytes size_of(const c10::StorageImpl& storage) noexcept {
   return size.is_heap_allocated() ? 0 : static_cast<Bytes>(size.as_int_unchecked());
 }
 
-GuardMessage::GuardMessage(std::string text) : text_(text), absent_size_(c10::make_intrusive<AbsentSize>(std::move(text))) {}
+GuardMessage::GuardMessage(std::string text)
+    : text_(text), absent_size_(c10::make_intrusive<AbsentSize>(std::move(text))) {}
 
 GuardedStorage::GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message)
     : storage_(storage),
@@ -134,7 +138,8 @@ GuardedStorage::Outcome GuardedStorage::release() noexcept {
   }
   set_bytes(storage, bytes_);
   storage.set_nbytes(size_);
-  if (own_message_ && raised_before_) storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_before_));
+  if (own_message_ && raised_before_)
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_before_));
   return Outcome::Restored;
 }
 

@@ -1,5 +1,5 @@
-// Takes the bytes away from one torch storage and gives them back. In between the storage says that it has 0 bytes, and every access to
-// its data raises with a text of ours, instead of reading an address behind which nothing is mapped.
+// Takes the bytes away from one torch storage and gives them back. In between the storage says that it has 0 bytes, and
+// every access to its data raises with a text of ours, instead of reading an address behind which nothing is mapped.
 // Knows nothing of regions; region_tensors.h decides which storages are guarded, and when.
 #pragma once
 
@@ -18,7 +18,8 @@ namespace lowtide {
 using StorageRef = c10::intrusive_ptr<c10::StorageImpl>;
 using WeakStorageRef = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// Address of the storage's bytes, null if it has none. Never raises, materialises or warns, unlike StorageImpl::data().
+/// Address of the storage's bytes, null if it has none. Never raises, materialises or warns, unlike
+/// StorageImpl::data().
 void* bytes_of(const c10::StorageImpl& storage) noexcept;
 
 /// Size of the storage; 0 where it is symbolic (such storages have no memory).
@@ -36,9 +37,10 @@ class GuardMessage {
   c10::SymNode absent_size_;
 };
 
-/// One storage between guard and release. The storage goes on owning its memory: it keeps the allocator's context and deleter, only
-/// the address is taken out of sight. So a tensor that dies meanwhile frees its block at once, whoever allocated it.
-/// Holds the storage weakly. Not synchronised; the caller sees to it that nobody uses the storage during engage() and release().
+/// One storage between guard and release. The storage goes on owning its memory: it keeps the allocator's context and
+/// deleter, only the address is taken out of sight. So a tensor that dies meanwhile frees its block at once, whoever
+/// allocated it. Holds the storage weakly. Not synchronised; the caller sees to it that nobody uses the storage during
+/// engage() and release().
 class GuardedStorage {
  public:
   enum class Outcome {
@@ -50,12 +52,13 @@ class GuardedStorage {
   /// Prepares only: everything that can fail happens here, the storage still works.
   GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message);
 
-  /// From here on accesses raise RuntimeError with the message. Asked for its size, the storage answers 0 to Python and to
-  /// sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too. Pre: `storage` is the one given before.
+  /// From here on accesses raise RuntimeError with the message. Asked for its size, the storage answers 0 to Python and
+  /// to sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too. Pre: `storage` is the one given
+  /// before.
   void engage(c10::StorageImpl& storage) noexcept;
 
-  /// Looks whether the storage is alive and as it was left, and keeps it alive until release() or forget_preparation(): what may be
-  /// done ahead of release().
+  /// Looks whether the storage is alive and as it was left, and keeps it alive until release() or forget_preparation():
+  /// what may be done ahead of release().
   void prepare_release() noexcept;
   void forget_preparation() noexcept { held_.reset(); }
 

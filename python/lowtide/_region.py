@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from . import _native, _tensors
+from ._errors import LowtideError
 from ._install import require_device
 
 
@@ -132,10 +133,18 @@ class OffloadRegion:
         if untracked not in ("refuse", "unmap"):
             raise ValueError(f'untracked is {untracked!r}; choose "refuse" or "unmap"')
         native = self._native
-        if native.untracked_blocks():
+        unmap = untracked == "unmap"
+        if unmap and native.untracked_blocks():
             _tensors.find_owners()
         before = native.evicted_bytes
-        native.evict(untracked == "unmap")
+        try:
+            native.evict(unmap)
+        except LowtideError:
+            # A search through all live objects takes long, so it waits until a block is found that no known tensor uses.
+            if unmap or not native.untracked_blocks():
+                raise
+            _tensors.find_owners()
+            native.evict(unmap)
         return max(0, native.evicted_bytes - before)
 
     def restore(self) -> None:

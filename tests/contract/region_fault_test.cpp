@@ -328,6 +328,7 @@ TEST_P(RegionShortage, DeviceMemoryTakenByOthersAtRestore) {
   // As if another process, or torch's own allocator, held all but 10 MiB.
   w.allocator->set_memory_fraction(testing::fraction_for(w.device, held + 10_MiB));
   EXPECT_THROW(w.mover->restore(kAdam, w.images), OutOfMemory);
+  EXPECT_EQ(static_cast<Bytes>(w.allocator->stats().reserved_bytes[0].current), held) << "it kept what it could not use";
   w.check();
   EXPECT_FALSE(w.moving(kAdam));
   EXPECT_EQ(w.evicted(kAdam), RegionPages(*w.allocator).usage(kAdam).allocated);

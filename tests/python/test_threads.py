@@ -167,6 +167,26 @@ def test_no_deadlock_and_the_gil_is_free(region, device, seconds):
         keep.check()
 
 
+def test_no_deadlock_over_storages_that_only_python_holds(region, device):
+    """To hold such a storage torch takes the GIL; a thread that has the GIL and asks about a region must not be in the way."""
+    with region:
+        storages = [torch.ones(100, device=device).untyped_storage() for _ in range(200)]
+    end = time.monotonic() + 1
+
+    def move():
+        while time.monotonic() < end:
+            region.evict()
+            assert storages[0].nbytes() == 0
+            region.restore()
+
+    def ask():
+        while time.monotonic() < end:
+            region._native.tracked_storages()
+
+    run_threads(move, ask, ask, seconds=20)
+    assert storages[-1].nbytes() == 400
+
+
 def test_the_gil_is_released_while_bytes_move(region, device):
     with region:
         tensor = torch.ones(256 * MIB, dtype=torch.uint8, device=device)

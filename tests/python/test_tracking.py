@@ -305,12 +305,18 @@ def test_dtensor(region, device, tmp_path):
         distributed.destroy_process_group()
 
 
+@pytest.mark.timeout(300)
 def test_compiled_code(region, device):
     """What compiled code allocates bypasses the operators; the search at evict finds its tensors."""
+    from torch._inductor import config
+
+    # One compiler at once, and none of the headers that only pay for themselves in longer sessions.
+    wished = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
     try:
-        compiled = torch.compile(lambda x: (x * 2 + 1).relu())
-        x = torch.ones(2048, device=device)
-        expected = compiled(x).clone()
+        with config.patch({name: value for name, value in wished.items() if hasattr(config, name)}):
+            compiled = torch.compile(lambda x: (x * 2 + 1).relu())
+            x = torch.ones(2048, device=device)
+            expected = compiled(x).clone()
     except Exception as error:  # noqa: BLE001 - inductor needs a compiler; whatever it says is the missing capability
         pytest.skip(f"torch.compile does not work here: {type(error).__name__}")
     with region:

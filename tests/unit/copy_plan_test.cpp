@@ -97,6 +97,16 @@ TEST(CopyPlan, GroupsHoldAboutGroupBytesOfPages) {
   EXPECT_EQ(next, pages.size());
 }
 
+TEST(CopyPlan, TheFirstGroupsAreSmallSoThatThePagesReturnEarly) {
+  std::vector<PageImage> pages;
+  for (Bytes i = 0; i < 40; ++i) pages.push_back(page(i * 2_MiB, 2_MiB, {{0, host(i * 2_MiB), 2_MiB}}));
+  std::vector<std::size_t> sizes;
+  for (const CopyGroup& group : plan_copies(pages, {{host(0), 80_MiB}}, 16_MiB)) {
+    sizes.push_back(group.end_page - group.first_page);
+  }
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{1, 2, 4, 8, 8, 8, 8, 1}));
+}
+
 TEST(CopyPlan, APageAboveGroupBytesIsAGroupOfItsOwn) {
   const auto groups = plan_copies({page(0, 4_KiB, {{0, host(0), 1_KiB}}), page(4_KiB, 32_KiB, {{0, host(1_KiB), 32_KiB}}),
                                    page(36_KiB, 4_KiB, {{0, host(33_KiB), 1_KiB}})},

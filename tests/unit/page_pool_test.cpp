@@ -88,6 +88,20 @@ TEST_F(PagePoolTest, ReleaseSomeIsAllOrNothing) {
   EXPECT_EQ(device_.live().pages, 1u);
 }
 
+TEST_F(PagePoolTest, ShrinkingStopsAboveTheMark) {
+  PagePool pool(device_, kSizes);
+  const Page lent = pool.create(8_MiB);
+  const Page pages[] = {pool.create(8_MiB), pool.create(2_MiB), pool.create(2_MiB)};
+  for (const Page& one : pages) pool.give(one);
+  pool.shrink_to(20_MiB);
+  EXPECT_EQ(pool.held_bytes(), 20_MiB);
+  pool.shrink_to(11_MiB);
+  EXPECT_EQ(pool.held_bytes(), 12_MiB) << "whole pages, and never below the mark";
+  pool.shrink_to(0);
+  EXPECT_EQ(pool.held_bytes(), lent.size) << "only free ones";
+  pool.give(lent);
+}
+
 TEST_F(PagePoolTest, TheLimitRefusesWithoutAskingTheDriver) {
   PagePool pool(device_, kSizes);
   pool.set_limit(4_MiB);
