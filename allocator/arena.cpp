@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-
 namespace lowtide {
 namespace {
 
@@ -20,11 +19,16 @@ bool holds_memory(PageState state) { return state != PageState::Evicted && state
 
 std::string_view to_string(PageState state) noexcept {
   switch (state) {
-    case PageState::Resident: return "resident";
-    case PageState::Draining: return "draining";
-    case PageState::Evicting: return "evicting";
-    case PageState::Evicted: return "evicted";
-    case PageState::Restoring: return "restoring";
+    case PageState::Resident:
+      return "resident";
+    case PageState::Draining:
+      return "draining";
+    case PageState::Evicting:
+      return "evicting";
+    case PageState::Evicted:
+      return "evicted";
+    case PageState::Restoring:
+      return "restoring";
   }
   return "unknown";
 }
@@ -307,7 +311,8 @@ void Arena::cancel(Bytes offset) {
       if (slot->second.live_away == 0) forget(slot);
       return;
     case PageState::Resident:
-    case PageState::Evicted: fail("cancel of a page that is on no way");
+    case PageState::Evicted:
+      fail("cancel of a page that is on no way");
   }
 }
 
@@ -336,7 +341,8 @@ std::vector<Extent> Arena::unused_pages() const {
 
 std::vector<Extent> Arena::evictable_pages() const {
   std::vector<Extent> found = pages(PageState::Resident);
-  if (retired_bytes_ > 0) std::erase_if(found, [&](const Extent& page) { return bytes_of(TileKind::Retired, page) > 0; });
+  if (retired_bytes_ > 0)
+    std::erase_if(found, [&](const Extent& page) { return bytes_of(TileKind::Retired, page) > 0; });
   return found;
 }
 

@@ -86,13 +86,13 @@ class Arena {
 
   // Moves of pages, by the page's offset. Each checks the state it starts from and aborts on a wrong one (a bug here).
 
-  void withdraw(Bytes offset);     // Resident, unused -> Draining
-  Page detach(Bytes offset);       // Draining -> gone
+  void withdraw(Bytes offset);  // Resident, unused -> Draining
+  Page detach(Bytes offset);    // Draining -> gone
   /// Resident -> Evicting. Returns the live bytes on the page, as live_runs() does.
   std::vector<Extent> begin_evict(Bytes offset);
-  Page finish_evict(Bytes offset);  // Evicting -> Evicted, or gone if no live byte is left
-  void begin_restore(Bytes offset);                // Evicted -> Restoring
-  void finish_restore(Bytes offset, Page page);    // Restoring -> Resident
+  Page finish_evict(Bytes offset);               // Evicting -> Evicted, or gone if no live byte is left
+  void begin_restore(Bytes offset);              // Evicted -> Restoring
+  void finish_restore(Bytes offset, Page page);  // Restoring -> Resident
   void cancel(Bytes offset);  // Draining, Evicting -> Resident; Restoring -> Evicted, or gone if no live byte is left
 
   // Looks.

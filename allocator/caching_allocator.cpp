@@ -90,7 +90,8 @@ DeviceAddress CachingAllocator::allocate(Bytes size, StreamHandle stream, OwnerI
       heap_->device.index(), size,
       fmt::format("out of memory on {} device {}: {} asked for, {} held by Lowtide, of it {} in blocks, {} of the "
                   "device free, limit {}",
-                  heap_->device.kind(), heap_->device.index(), format_bytes(size), format_bytes(heap_->pool.held_bytes()),
+                  heap_->device.kind(), heap_->device.index(), format_bytes(size),
+                  format_bytes(heap_->pool.held_bytes()),
                   format_bytes(static_cast<Bytes>(heap_->stats.allocated_bytes[0].current)),
                   format_bytes(heap_->device.memory().free),
                   heap_->memory_fraction < 1.0 ? format_bytes(heap_->pool.limit()) : "none"));
@@ -105,8 +106,7 @@ bool CachingAllocator::free(DeviceAddress address) noexcept {
   PlacedArena& placed = *found->second.arena;
   try {
     // A block that is away, or on the way, was waited for when it left; its other streams are past it.
-    const bool pending =
-        !found->second.other_streams.empty() && placed.arena.is_resident(address - placed.base);
+    const bool pending = !found->second.other_streams.empty() && placed.arena.is_resident(address - placed.base);
     if (pending) {
       heap.pending_frees.push_back({address, found->second});
       if (heap.captures.load(std::memory_order_relaxed) == 0) heap.record_events(heap.pending_frees.back());

@@ -39,9 +39,12 @@ Registry& registry() {
 
 std::string_view name_of(DeviceKind kind) {
   switch (kind) {
-    case DeviceKind::Cuda: return "cuda";
-    case DeviceKind::Host: return "host";
-    case DeviceKind::None: break;
+    case DeviceKind::Cuda:
+      return "cuda";
+    case DeviceKind::Host:
+      return "host";
+    case DeviceKind::None:
+      break;
   }
   return "none";
 }
@@ -67,7 +70,8 @@ void select_devices(DeviceKind kind, const HostKindOptions& host) {
   } else if (kind == DeviceKind::Host) {
     count = host.devices;
   }
-  if (count < 1 || count > kMaxDevices) throw Misuse(fmt::format("{} devices; 1 to {} can be used", count, kMaxDevices));
+  if (count < 1 || count > kMaxDevices)
+    throw Misuse(fmt::format("{} devices; 1 to {} can be used", count, kMaxDevices));
   r.host = host;
   if (r.host.memory == 0) r.host.memory = half_of_memory();
   r.count = count;

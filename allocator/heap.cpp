@@ -115,7 +115,8 @@ void Heap::record_events(PendingFree& pending) {
   const auto& streams = pending.block.other_streams;
   pending.events.reserve(streams.size());
   // An earlier try may have failed on the way.
-  while (pending.events.size() < streams.size()) pending.events.push_back(events.record(streams[pending.events.size()]));
+  while (pending.events.size() < streams.size())
+    pending.events.push_back(events.record(streams[pending.events.size()]));
   pending.recorded = true;
 }
 
@@ -154,7 +155,8 @@ void Heap::add(ClassStats& stat, SizeClass size_class, std::int64_t n) noexcept 
 }
 
 void Heap::refresh_stats() {
-  stats.reserved_bytes[0].add(signed_difference(pool.held_bytes(), static_cast<Bytes>(stats.reserved_bytes[0].current)));
+  stats.reserved_bytes[0].add(
+      signed_difference(pool.held_bytes(), static_cast<Bytes>(stats.reserved_bytes[0].current)));
   stats.free_page_bytes = pool.free_bytes();
   stats.pages = pool.pages();
   stats.num_page_creations = pool.creations();

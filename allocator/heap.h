@@ -27,9 +27,10 @@ struct PlacedArena {
   bool contains(DeviceAddress address) const noexcept { return address >= base && address < base + arena.capacity(); }
 
   Arena arena;
-  std::vector<StreamHandle> recorded_streams{};     // every stream recorded for a block of this arena so far
-  std::map<DeviceAddress, std::string> pinned{};    // live blocks that may not leave the device, and why
-  EventHandle last_use{};   // recorded on `stream` when somebody asked whether it is past its unused pages; 0: nobody did
+  std::vector<StreamHandle> recorded_streams{};   // every stream recorded for a block of this arena so far
+  std::map<DeviceAddress, std::string> pinned{};  // live blocks that may not leave the device, and why
+  EventHandle
+      last_use{};  // recorded on `stream` when somebody asked whether it is past its unused pages; 0: nobody did
   bool freed_since = false;  // a block was freed after that
   const DeviceAddress base;
   const StreamHandle stream;

@@ -19,9 +19,9 @@ std::optional<Page> PagePool::take(Bytes size) noexcept {
 
 Page PagePool::create(Bytes size) {
   if (held_bytes_ + size > limit_) {
-    throw OutOfMemory(device_.index(), size,
-                      fmt::format("the memory limit of {} is reached ({} held)", format_bytes(limit_),
-                                  format_bytes(held_bytes_)));
+    throw OutOfMemory(
+        device_.index(), size,
+        fmt::format("the memory limit of {} is reached ({} held)", format_bytes(limit_), format_bytes(held_bytes_)));
   }
   // Room for this page's way back, so that give() cannot fail.
   auto& list = free_list(size);

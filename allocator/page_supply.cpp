@@ -142,7 +142,8 @@ Remedy PageSupply::apply_next(Remedy tried) {
       return Remedy::AskReclaimers;
     }
     case Remedy::AskReclaimers:
-    case Remedy::Exhausted: break;
+    case Remedy::Exhausted:
+      break;
   }
   return Remedy::Exhausted;
 }

@@ -32,8 +32,7 @@ extern "C" {
 void* lowtide_malloc(ssize_t size, int device, void* stream) {
   return c_call<void*>("lowtide_malloc", nullptr, [&] {
     if (size < 0) throw Misuse("a negative size");
-    return to_pointer(
-        cuda_allocator_of(device).allocate(static_cast<Bytes>(size), to_stream(stream), current_owner()));
+    return to_pointer(cuda_allocator_of(device).allocate(static_cast<Bytes>(size), to_stream(stream), current_owner()));
   });
 }
 
@@ -41,7 +40,8 @@ void lowtide_free(void* pointer, ssize_t, int, void*) {
   c_call<int>("lowtide_free", -1, [&] {
     if (pointer == nullptr || in_forked_child()) return 0;
     CachingAllocator* owner = owner_of(to_address(pointer));
-    if (owner == nullptr || !owner->free(to_address(pointer))) throw Misuse("no block of Lowtide starts at this address");
+    if (owner == nullptr || !owner->free(to_address(pointer)))
+      throw Misuse("no block of Lowtide starts at this address");
     return 0;
   });
 }

@@ -109,8 +109,8 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
     MutexLock lock(heap_.mutex);
     ++heap_.stats.num_ooms;
     throw OutOfMemory(heap_.device.index(), needed,
-                      fmt::format("{} are needed to restore the region; {} of the device are free", format_bytes(needed),
-                                  format_bytes(heap_.device.memory().free)));
+                      fmt::format("{} are needed to restore the region; {} of the device are free",
+                                  format_bytes(needed), format_bytes(heap_.device.memory().free)));
   } catch (...) {
     acquired.resize(count);
     give_back(acquired);

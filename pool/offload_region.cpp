@@ -76,9 +76,8 @@ class Registry {
   }
 
   void sweep() {
-    std::erase_if(entries_, [](const Entry& entry) {
-      return entry.handles.expired() && entry.core->release_what_is_unused();
-    });
+    std::erase_if(entries_,
+                  [](const Entry& entry) { return entry.handles.expired() && entry.core->release_what_is_unused(); });
   }
 
   std::mutex mutex_;
@@ -109,10 +108,14 @@ void leave(OwnerId owner) noexcept {
 
 std::string_view to_string(RegionState state) noexcept {
   switch (state) {
-    case RegionState::Resident: return "resident";
-    case RegionState::Evicting: return "evicting";
-    case RegionState::Evicted: return "evicted";
-    case RegionState::Restoring: return "restoring";
+    case RegionState::Resident:
+      return "resident";
+    case RegionState::Evicting:
+      return "evicting";
+    case RegionState::Evicted:
+      return "evicted";
+    case RegionState::Restoring:
+      return "restoring";
   }
   return "unknown";
 }

@@ -83,7 +83,8 @@ int lowtide_region_restore(const char* name) {
 }
 
 size_t lowtide_region_resident_bytes(const char* name) {
-  return c_call<size_t>("lowtide_region_resident_bytes", 0, [&] { return Region::find(checked(name)).resident_bytes(); });
+  return c_call<size_t>("lowtide_region_resident_bytes", 0,
+                        [&] { return Region::find(checked(name)).resident_bytes(); });
 }
 
 size_t lowtide_region_evicted_bytes(const char* name) {
@@ -96,7 +97,8 @@ int lowtide_region_release(const char* name) {
     // The handle ends outside the lock: its end may free memory.
     std::map<std::string, Region, std::less<>>::node_type ended;
     const std::lock_guard lock(all.mutex);
-    if (const auto found = all.regions.find(checked(name)); found != all.regions.end()) ended = all.regions.extract(found);
+    if (const auto found = all.regions.find(checked(name)); found != all.regions.end())
+      ended = all.regions.extract(found);
     if (ended.empty()) throw Misuse(std::string("there is no region '") + name + "'");
     return 0;
   });

@@ -40,7 +40,7 @@ class RegionCore {
   const std::string name_;
   const OwnerId id_;
   mutable std::mutex transfer_mutex_;
-  std::map<int, HostImages> images_;  // by device; transfer_mutex_
+  std::map<int, HostImages> images_;    // by device; transfer_mutex_
   std::atomic<Bytes> pinned_bytes_{0};  // of images_, for those who ask while it moves
 };
 

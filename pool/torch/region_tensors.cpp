@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "allocator/log_message.h"
 #include "allocator/mutex.h"
 #include "pool/region_observer.h"
+#include "pool/torch/in_parallel.h"
 
 namespace lowtide {
 namespace {
@@ -59,6 +61,7 @@ struct Tenants {
 
   // Touched only by transfers of the region, which exclude each other.
   std::vector<GuardedStorage> guarded;
+  std::vector<std::unique_ptr<const GuardMessage>> messages;  // what `guarded` points to
 
   KnownStorages& known_to_change() {
     if (known.use_count() > 1) {
@@ -401,17 +404,21 @@ void RegionTensors::before_evict(const Region& region, const EvictOptions& optio
     remedy = tenants.remedy;
     tenants.away.reserve(tenants.away.size() + found.to_guard.size());
   }
-  const auto message = std::make_shared<const GuardMessage>(
+  auto message = std::make_unique<const GuardMessage>(
       c10::str("tensor of offload region '", region.name(), "' is evicted; ", remedy));
   const std::size_t before = tenants.guarded.size();
-  tenants.guarded.reserve(before + found.to_guard.size());
+  const std::size_t count = found.to_guard.size();
+  tenants.messages.reserve(tenants.messages.size() + 1);
+  tenants.guarded.resize(before + count);
+  GuardedStorage* const guards = tenants.guarded.data() + before;
   try {
-    for (const StorageRef& storage : found.to_guard) tenants.guarded.emplace_back(storage, message);
+    in_parallel(count, [&](std::size_t i) { guards[i].prepare(found.to_guard[i], *message); });
   } catch (...) {
-    tenants.guarded.erase(tenants.guarded.begin() + static_cast<std::ptrdiff_t>(before), tenants.guarded.end());
+    tenants.guarded.resize(before);
     throw;
   }
-  for (std::size_t i = 0; i < found.to_guard.size(); ++i) tenants.guarded[before + i].engage(*found.to_guard[i]);
+  tenants.messages.push_back(std::move(message));
+  in_parallel(count, [&](std::size_t i) { guards[i].engage(*found.to_guard[i]); });
 
   const MutexLock lock(mutex_);
   tenants.away_sorted = false;
@@ -435,7 +442,8 @@ void RegionTensors::evict_failed(const Region& region) noexcept {
 }
 
 void RegionTensors::while_restoring(const Region& region) noexcept {
-  for (GuardedStorage& guard : tenants_of(region).guarded) guard.prepare_release();
+  auto& guards = tenants_of(region).guarded;
+  in_parallel(guards.size(), [&](std::size_t i) { guards[i].prepare_release(); });
 }
 
 void RegionTensors::restore_failed(const Region& region) noexcept {
@@ -446,18 +454,20 @@ void RegionTensors::after_restore(const Region& region) noexcept { release_all(r
 
 void RegionTensors::release_all(const Region& region) noexcept {
   Tenants& tenants = tenants_of(region);
-  std::size_t changed = 0;
-  for (GuardedStorage& guard : tenants.guarded) {
-    if (guard.release() == GuardedStorage::Outcome::Changed) ++changed;
-  }
+  std::atomic<std::size_t> changed = 0;
+  in_parallel(tenants.guarded.size(), [&](std::size_t i) {
+    if (tenants.guarded[i].release() == GuardedStorage::Outcome::Changed) ++changed;
+    tenants.guarded[i].forget_preparation();
+  });
   tenants.guarded.clear();
+  tenants.messages.clear();
   {
     const MutexLock lock(mutex_);
     tenants.away.clear();
     tenants.changed += changed;
   }
   if (changed == 0) return;
-  log_message(LogLevel::Warn, c10::str("offload region '", region.name(), "': ", changed,
+  log_message(LogLevel::Warn, c10::str("offload region '", region.name(), "': ", changed.load(),
                                        " storage(s) were given other memory while evicted; they were left as found"));
 }
 

@@ -94,16 +94,16 @@ Bytes size_of(const c10::StorageImpl& storage) noexcept {
 GuardMessage::GuardMessage(std::string text)
     : text_(text), absent_size_(c10::make_intrusive<AbsentSize>(std::move(text))) {}
 
-GuardedStorage::GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message)
-    : storage_(storage),
-      identity_(storage.get()),
-      message_(std::move(message)),
-      bytes_(bytes_of(*storage)),
-      size_(size_of(*storage)),
-      raised_before_(raise_flag(*storage)) {
+void GuardedStorage::prepare(const StorageRef& storage, const GuardMessage& message) {
+  storage_ = WeakStorageRef(storage);
+  identity_ = storage.get();
+  message_ = &message;
+  bytes_ = bytes_of(*storage);
+  size_ = size_of(*storage);
+  raised_before_ = raise_flag(*storage);
   auto& meta = storage->get_extra_meta();  // allocates it, so that engage() does not
   if (raised_before_) message_before_ = meta.custom_data_ptr_error_msg_;
-  if (meta.custom_data_ptr_error_msg_ != message_->text()) message_for_storage_ = message_->text();
+  if (meta.custom_data_ptr_error_msg_ != message.text()) message_for_storage_ = message.text();
 }
 
 void GuardedStorage::engage(c10::StorageImpl& storage) noexcept {

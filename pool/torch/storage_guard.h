@@ -7,7 +7,6 @@
 #include <c10/core/SymNodeImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -49,8 +48,8 @@ class GuardedStorage {
     Changed,   // somebody gave the storage other memory, or none: it was left as found
   };
 
-  /// Prepares only: everything that can fail happens here, the storage still works.
-  GuardedStorage(const StorageRef& storage, std::shared_ptr<const GuardMessage> message);
+  /// Everything that can fail; the storage still works. `message` must live until release().
+  void prepare(const StorageRef& storage, const GuardMessage& message);
 
   /// From here on accesses raise RuntimeError with the message. Asked for its size, the storage answers 0 to Python and
   /// to sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too. Pre: `storage` is the one given
@@ -72,14 +71,14 @@ class GuardedStorage {
   const c10::StorageImpl* storage() const noexcept { return identity_; }
 
  private:
-  WeakStorageRef storage_;
+  WeakStorageRef storage_{StorageRef()};
   StorageRef held_;  // between prepare_release() and release()
-  const c10::StorageImpl* identity_;
-  std::shared_ptr<const GuardMessage> message_;
+  const c10::StorageImpl* identity_ = nullptr;
+  const GuardMessage* message_ = nullptr;  // not shared: counting references to one object from several threads is slow
   std::optional<std::string> message_for_storage_;  // none where the storage has it from the last time
-  void* bytes_;
+  void* bytes_ = nullptr;
   void* context_ = nullptr;
-  Bytes size_;
+  Bytes size_ = 0;
   bool engaged_ = false;
   bool own_memory_ = false;   // found by prepare_release(): nobody gave the storage other memory
   bool own_message_ = false;  // likewise, or another text

@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <ostream>
-#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -86,8 +85,8 @@ class World {
     return block;
   }
   void remove(OwnerId owner, Bytes size) {
-    const auto found = std::ranges::find_if(
-        blocks, [&](const Block& block) { return block.owner == owner && block.size == size; });
+    const auto found =
+        std::ranges::find_if(blocks, [&](const Block& block) { return block.owner == owner && block.size == size; });
     ASSERT_NE(found, blocks.end());
     allocator->free(found->address);
     blocks.erase(found);
@@ -140,7 +139,9 @@ std::vector<Operation> operations() {
   std::vector<Operation> all;
 
   const auto allocates = [](Bytes size, OwnerId owner) {
-    return [size, owner](World& w) { w.fill({w.allocator->allocate(size, w.stream, owner), size, ++w.last_cookie, owner}); };
+    return [size, owner](World& w) {
+      w.fill({w.allocator->allocate(size, w.stream, owner), size, ++w.last_cookie, owner});
+    };
   };
   all.push_back({"AllocateSmall", nothing,
                  [=](World& w) {
@@ -216,8 +217,7 @@ std::vector<Operation> operations() {
                    restores(w);
                  },
                  evicts, still_resident});
-  all.push_back({"EvictOfManyGroups",
-                 [](World& w) { w.add(36_MiB, w.stream, kAdam); }, evicts, still_resident});
+  all.push_back({"EvictOfManyGroups", [](World& w) { w.add(36_MiB, w.stream, kAdam); }, evicts, still_resident});
   all.push_back({"EvictWithAPendingFree",
                  [](World& w) {
                    const Block block = w.add(2_MiB, w.stream, kAdam);
@@ -328,7 +328,8 @@ TEST_P(RegionShortage, DeviceMemoryTakenByOthersAtRestore) {
   // As if another process, or torch's own allocator, held all but 10 MiB.
   w.allocator->set_memory_fraction(testing::fraction_for(w.device, held + 10_MiB));
   EXPECT_THROW(w.mover->restore(kAdam, w.images), OutOfMemory);
-  EXPECT_EQ(static_cast<Bytes>(w.allocator->stats().reserved_bytes[0].current), held) << "it kept what it could not use";
+  EXPECT_EQ(static_cast<Bytes>(w.allocator->stats().reserved_bytes[0].current), held)
+      << "it kept what it could not use";
   w.check();
   EXPECT_FALSE(w.moving(kAdam));
   EXPECT_EQ(w.evicted(kAdam), RegionPages(*w.allocator).usage(kAdam).allocated);

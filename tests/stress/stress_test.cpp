@@ -286,9 +286,9 @@ class Stress {
   }
 
   void verify(Reading& reading) {
-    const bool right = testing::has_pattern(reading.slot, reading.part, reading.cookie) &&
-                       testing::has_pattern(reading.slot + kCookie, reading.part, reading.cookie,
-                                            reading.size - reading.part);
+    const bool right =
+        testing::has_pattern(reading.slot, reading.part, reading.cookie) &&
+        testing::has_pattern(reading.slot + kCookie, reading.part, reading.cookie, reading.size - reading.part);
     EXPECT_TRUE(right) << "a block of " << reading.size << " bytes lost its cookie " << reading.cookie << seed_text();
     if (!right) stop_ = true;
     ++verified;

@@ -60,7 +60,8 @@ TEST(MemoryPressure, RunningOutLeavesEverythingAsBeforeAndARetryAfterFreeWorks) 
   const auto after = s.allocator->stats();
   EXPECT_EQ(after.allocated_bytes[0].current, before.allocated_bytes[0].current);
   EXPECT_EQ(after.allocations[0].current, before.allocations[0].current);
-  EXPECT_EQ(after.reserved_bytes[0].current, before.reserved_bytes[0].current) << "and gave back what it had tried with";
+  EXPECT_EQ(after.reserved_bytes[0].current, before.reserved_bytes[0].current)
+      << "and gave back what it had tried with";
   EXPECT_EQ(after.num_ooms, before.num_ooms + 1);
   EXPECT_GT(after.num_alloc_retries, before.num_alloc_retries);
   for (const auto block : blocks) EXPECT_TRUE(s.allocator->is_resident(block));

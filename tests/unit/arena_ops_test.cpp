@@ -360,22 +360,44 @@ std::vector<Op> random_ops(std::uint32_t seed, std::size_t count) {
       case 0:
       case 1:
       case 2:
-      case 3: ops.push_back(Allocate{1 + below(below(4) == 0 ? 12 : 3)}); break;
-      case 4:
-      case 5: ops.push_back(Free{pick}); break;
-      case 6: ops.push_back(Retire{pick}); break;
-      case 7: ops.push_back(Grow{1 + below(12), 1 + below(3)}); break;
-      case 8: ops.push_back(Withdraw{pick}); break;
-      case 9: ops.push_back(Detach{pick}); break;
-      case 10: ops.push_back(BeginEvict{pick}); break;
-      case 11: ops.push_back(FinishEvict{pick}); break;
-      case 12: ops.push_back(BeginRestore{pick}); break;
-      case 13: ops.push_back(FinishRestore{pick}); break;
-      case 14:
-        ops.push_back(Cancel{std::vector{PageState::Draining, PageState::Evicting, PageState::Restoring}[below(3)],
-                             pick});
+      case 3:
+        ops.push_back(Allocate{1 + below(below(4) == 0 ? 12 : 3)});
         break;
-      default: ops.push_back(Free{pick}); break;
+      case 4:
+      case 5:
+        ops.push_back(Free{pick});
+        break;
+      case 6:
+        ops.push_back(Retire{pick});
+        break;
+      case 7:
+        ops.push_back(Grow{1 + below(12), 1 + below(3)});
+        break;
+      case 8:
+        ops.push_back(Withdraw{pick});
+        break;
+      case 9:
+        ops.push_back(Detach{pick});
+        break;
+      case 10:
+        ops.push_back(BeginEvict{pick});
+        break;
+      case 11:
+        ops.push_back(FinishEvict{pick});
+        break;
+      case 12:
+        ops.push_back(BeginRestore{pick});
+        break;
+      case 13:
+        ops.push_back(FinishRestore{pick});
+        break;
+      case 14:
+        ops.push_back(
+            Cancel{std::vector{PageState::Draining, PageState::Evicting, PageState::Restoring}[below(3)], pick});
+        break;
+      default:
+        ops.push_back(Free{pick});
+        break;
     }
   }
   return ops;

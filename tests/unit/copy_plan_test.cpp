@@ -52,8 +52,9 @@ TEST(HostPacker, MoreThanTheRangesHoldIsRefused) {
 }
 
 TEST(CopyPlan, NeighboursOnBothSidesAreOneCopyAcrossPages) {
-  const auto groups = plan_copies({page(0, 4_KiB, {{1_KiB, host(0), 3_KiB}}), page(4_KiB, 4_KiB, {{0, host(3_KiB), 2_KiB}})},
-                                  {{host(0), 64_KiB}}, 64_KiB);
+  const auto groups =
+      plan_copies({page(0, 4_KiB, {{1_KiB, host(0), 3_KiB}}), page(4_KiB, 4_KiB, {{0, host(3_KiB), 2_KiB}})},
+                  {{host(0), 64_KiB}}, 64_KiB);
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_EQ(groups[0].first_page, 0u);
   EXPECT_EQ(groups[0].end_page, 2u);
@@ -61,13 +62,13 @@ TEST(CopyPlan, NeighboursOnBothSidesAreOneCopyAcrossPages) {
 }
 
 TEST(CopyPlan, NeighboursOnOneSideOnlyStayApart) {
-  const auto groups = plan_copies(
-      {page(0, 8_KiB, {{0, host(0), 1_KiB}, {2_KiB, host(1_KiB), 1_KiB}, {3_KiB, host(16_KiB), 1_KiB}})},
-      {{host(0), 64_KiB}}, 64_KiB);
+  const auto groups =
+      plan_copies({page(0, 8_KiB, {{0, host(0), 1_KiB}, {2_KiB, host(1_KiB), 1_KiB}, {3_KiB, host(16_KiB), 1_KiB}})},
+                  {{host(0), 64_KiB}}, 64_KiB);
   ASSERT_EQ(groups.size(), 1u);
-  EXPECT_EQ(groups[0].copies, (std::vector<CopyOp>{{kBase, host(0), 1_KiB},
-                                                   {kBase + 2_KiB, host(1_KiB), 1_KiB},
-                                                   {kBase + 3_KiB, host(16_KiB), 1_KiB}}));
+  EXPECT_EQ(groups[0].copies,
+            (std::vector<CopyOp>{
+                {kBase, host(0), 1_KiB}, {kBase + 2_KiB, host(1_KiB), 1_KiB}, {kBase + 3_KiB, host(16_KiB), 1_KiB}}));
 }
 
 TEST(CopyPlan, ACopyNeverCrossesTheEndOfAHostRange) {
@@ -76,8 +77,7 @@ TEST(CopyPlan, ACopyNeverCrossesTheEndOfAHostRange) {
   HostPacker packer(ranges);
   const auto groups = plan_copies({page(0, 8_KiB, packer.pack({{0, 8_KiB}}))}, ranges, 64_KiB);
   ASSERT_EQ(groups.size(), 1u);
-  EXPECT_EQ(groups[0].copies,
-            (std::vector<CopyOp>{{kBase, host(0), 4_KiB}, {kBase + 4_KiB, host(4_KiB), 4_KiB}}));
+  EXPECT_EQ(groups[0].copies, (std::vector<CopyOp>{{kBase, host(0), 4_KiB}, {kBase + 4_KiB, host(4_KiB), 4_KiB}}));
 }
 
 TEST(CopyPlan, GroupsHoldAboutGroupBytesOfPages) {
@@ -108,9 +108,10 @@ TEST(CopyPlan, TheFirstGroupsAreSmallSoThatThePagesReturnEarly) {
 }
 
 TEST(CopyPlan, APageAboveGroupBytesIsAGroupOfItsOwn) {
-  const auto groups = plan_copies({page(0, 4_KiB, {{0, host(0), 1_KiB}}), page(4_KiB, 32_KiB, {{0, host(1_KiB), 32_KiB}}),
-                                   page(36_KiB, 4_KiB, {{0, host(33_KiB), 1_KiB}})},
-                                  {{host(0), 64_KiB}}, 8_KiB);
+  const auto groups =
+      plan_copies({page(0, 4_KiB, {{0, host(0), 1_KiB}}), page(4_KiB, 32_KiB, {{0, host(1_KiB), 32_KiB}}),
+                   page(36_KiB, 4_KiB, {{0, host(33_KiB), 1_KiB}})},
+                  {{host(0), 64_KiB}}, 8_KiB);
   ASSERT_EQ(groups.size(), 3u);
   EXPECT_EQ(groups[1].first_page, 1u);
   EXPECT_EQ(groups[1].end_page, 2u);
