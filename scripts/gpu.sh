@@ -30,6 +30,10 @@ mv "$build.log" "$build/build.log"
 export PYTHONPATH="$PWD/$build/python${PYTHONPATH:+:$PYTHONPATH}"
 export LOWTIDE_TEST_DEVICE=cuda
 
+# Many Python tests start processes of their own, which wait for CUDA more than they work.
+workers=""
+"$python" -c 'import xdist' 2> /dev/null && workers="-n 8"
+
 case "$what" in
   test)
     mkdir -p "$build/results"
@@ -40,7 +44,7 @@ case "$what" in
           echo "$suite | $build/results/$suite.xml | ctest --test-dir $build -R '^$suite\$' --output-on-failure --no-tests=error"
       done
       if [[ -d tests/python ]]; then
-        echo "python | $build/results/python.xml | '$python' -m pytest -q -p no:cacheprovider --junitxml=$build/results/python.xml tests/python"
+        echo "python | $build/results/python.xml | '$python' -m pytest -q -p no:cacheprovider $workers --junitxml=$build/results/python.xml tests/python"
       fi
       if [[ -f examples/cpp/train.cpp ]]; then
         echo "C++ example | - | ctest --test-dir $build -L example --output-on-failure --no-tests=error"

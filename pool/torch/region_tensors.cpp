@@ -92,14 +92,14 @@ class BlockMarks {
     marked_.resize(blocks_.size(), 0);
   }
 
-  /// False if `bytes` lies in none of the blocks.
+  /// False if `bytes` lies in none of the blocks. May be called on several threads at once.
   bool mark(const void* bytes) {
     const DeviceAddress address = to_address(bytes);
     const auto after = std::ranges::upper_bound(blocks_, address, {}, &Block::first);
     if (after == blocks_.begin()) return false;
     const auto block = std::prev(after);
     if (address >= block->first + block->second) return false;
-    marked_[static_cast<std::size_t>(block - blocks_.begin())] = 1;
+    std::atomic_ref(marked_[static_cast<std::size_t>(block - blocks_.begin())]).store(1, std::memory_order_relaxed);
     return true;
   }
 
@@ -364,18 +364,23 @@ RegionTensors::Look RegionTensors::look(const Region& region) {
     away = tenants.away;
   }
   // Strong references come before the list of blocks: a storage that is alive now keeps its block in it.
+  std::vector<const KnownStorage*> entries;
+  entries.reserve(known->size());
+  for (const auto& [storage, entry] : *known) entries.push_back(&entry);
   Look result;
-  result.to_guard.reserve(known->size());
-  for (const auto& [storage, entry] : *known) {
-    if (StorageRef alive = entry.storage.lock()) result.to_guard.push_back(std::move(alive));
-  }
+  result.to_guard.resize(entries.size());
+  in_parallel(entries.size(), [&](std::size_t i) { result.to_guard[i] = entries[i]->storage.lock(); });
   BlockMarks blocks(region);
   for (const AwayStorage& storage : away) blocks.mark(storage.bytes);
-  // A known storage may have moved out of the region since (resized elsewhere): only those inside are guarded.
-  std::erase_if(result.to_guard, [&](const StorageRef& storage) {
+  // A known storage may be dead, or may have moved out of the region since (resized elsewhere): only those inside are
+  // guarded.
+  in_parallel(entries.size(), [&](std::size_t i) {
+    StorageRef& storage = result.to_guard[i];
+    if (!storage) return;
     const void* bytes = bytes_of(*storage);
-    return bytes == nullptr || !blocks.mark(bytes);
+    if (bytes == nullptr || !blocks.mark(bytes)) storage.reset();
   });
+  std::erase(result.to_guard, StorageRef());
   result.untracked = blocks.unmarked();
   return result;
 }
@@ -418,7 +423,10 @@ void RegionTensors::before_evict(const Region& region, const EvictOptions& optio
     throw;
   }
   tenants.messages.push_back(std::move(message));
-  in_parallel(count, [&](std::size_t i) { guards[i].engage(*found.to_guard[i]); });
+  in_parallel(count, [&](std::size_t i) {
+    guards[i].engage(*found.to_guard[i]);
+    found.to_guard[i].reset();  // here, where the storage is at hand
+  });
 
   const MutexLock lock(mutex_);
   tenants.away_sorted = false;
@@ -457,7 +465,7 @@ void RegionTensors::release_all(const Region& region) noexcept {
   std::atomic<std::size_t> changed = 0;
   in_parallel(tenants.guarded.size(), [&](std::size_t i) {
     if (tenants.guarded[i].release() == GuardedStorage::Outcome::Changed) ++changed;
-    tenants.guarded[i].forget_preparation();
+    tenants.guarded[i] = GuardedStorage();  // here, where the storage is at hand
   });
   tenants.guarded.clear();
   tenants.messages.clear();

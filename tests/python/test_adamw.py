@@ -140,7 +140,7 @@ def test_save_and_resume(region, other_region, device, tmp_path):
 
     resumed = make_model(device)
     resumed_optimizer = torch.optim.AdamW(resumed.parameters(), lr=0.01, weight_decay=0.1, foreach=True)
-    checkpoint = torch.load(tmp_path / "checkpoint.pt", map_location=device)
+    checkpoint = torch.load(tmp_path / "checkpoint.pt", map_location="cpu")
     resumed.load_state_dict(checkpoint["model"])
     with other_region:
         resumed_optimizer.load_state_dict(checkpoint["optimizer"])

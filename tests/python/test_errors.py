@@ -22,7 +22,7 @@ def little_memory(device):
     _native.trim(0)
     if device.type == "cuda":
         stats = lowtide.memory_stats()
-        limit = stats["reserved_bytes"] + 512 * MIB
+        limit = stats["reserved_bytes"] + 4096 * MIB  # fill() takes up to 32 bytes a byte
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
     yield
     if device.type == "cuda":
