@@ -22,7 +22,9 @@ def refused(call):
     try:
         call()
     except RuntimeError as error:
-        return "fork" in str(error) or "offload region 'evicted' is evicted" in str(error)
+        # The last one is CUDA's own word for a child's use of its parent's context.
+        refusals = ("fork", "offload region 'evicted' is evicted", "initialization error")
+        return any(refusal in str(error) for refusal in refusals)
     return False
 
 

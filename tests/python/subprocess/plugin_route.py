@@ -55,7 +55,7 @@ for _ in range(3):
     pool.reload()
     assert outside.sum().item() == 499500
 region.evict()
-del optimizer, moments  # freed while evicted, by the plug-in's own deleter
+del optimizer, moments, access  # freed while evicted, by the plug-in's own deleter
 assert region.allocated_bytes == 0
 stats = lowtide.memory_stats()
 assert stats["evictions"] > 5
