@@ -21,6 +21,7 @@
 #include "allocator/log_message.h"
 #include "allocator/mutex.h"
 #include "pool/region_observer.h"
+#include "pool/torch/block_marks.h"
 #include "pool/torch/in_parallel.h"
 
 namespace lowtide {
@@ -71,51 +72,6 @@ struct Tenants {
     }
     return *known;
   }
-};
-
-std::optional<BlockInfo> block_at(const void* bytes) {
-  if (bytes == nullptr) return std::nullopt;
-  CachingAllocator* allocator = owner_of(to_address(bytes));
-  return allocator == nullptr ? std::nullopt : allocator->find(to_address(bytes));
-}
-
-// Blocks of a region in address order, with a mark for each that a storage is known for.
-class BlockMarks {
- public:
-  /// Blocks of `region` on all devices.
-  explicit BlockMarks(const Region& region) {
-    for (CachingAllocator* allocator : existing_allocators()) {
-      const auto ranges = allocator->live_ranges(region.id());
-      blocks_.insert(blocks_.end(), ranges.begin(), ranges.end());
-    }
-    if (!std::ranges::is_sorted(blocks_)) std::ranges::sort(blocks_);  // devices need not follow each other
-    marked_.resize(blocks_.size(), 0);
-  }
-
-  /// False if `bytes` lies in none of the blocks. May be called on several threads at once.
-  bool mark(const void* bytes) {
-    const DeviceAddress address = to_address(bytes);
-    const auto after = std::ranges::upper_bound(blocks_, address, {}, &Block::first);
-    if (after == blocks_.begin()) return false;
-    const auto block = std::prev(after);
-    if (address >= block->first + block->second) return false;
-    std::atomic_ref(marked_[static_cast<std::size_t>(block - blocks_.begin())]).store(1, std::memory_order_relaxed);
-    return true;
-  }
-
-  std::vector<BlockInfo> unmarked() const {
-    std::vector<BlockInfo> result;
-    for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      if (marked_[i] != 0) continue;
-      if (const auto block = block_at(to_pointer(blocks_[i].first))) result.push_back(*block);
-    }
-    return result;
-  }
-
- private:
-  using Block = std::pair<DeviceAddress, Bytes>;
-  std::vector<Block> blocks_;
-  std::vector<char> marked_;
 };
 
 std::string place(OwnerId home) {

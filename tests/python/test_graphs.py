@@ -9,7 +9,10 @@ pytestmark = pytest.mark.cuda
 
 
 def make_run(region=None):
-    """A captured capturable-AdamW step over 100 parameters: (replay, parameters, states)."""
+    """A captured capturable-AdamW step over 100 parameters: (graph, optimizer, parameters).
+
+    The optimizer must outlive the graph, which reads its learning rate's memory.
+    """
     generator = torch.Generator(device="cuda").manual_seed(3)
     parameters = [torch.nn.Parameter(torch.randn(50 + 37 * i, device="cuda", generator=generator)) for i in range(100)]
     for parameter in parameters:
@@ -24,13 +27,15 @@ def make_run(region=None):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
-    states = [optimizer.state[parameter] for parameter in parameters]
-    return graph, parameters, states
+    return graph, optimizer, parameters
 
 
 def test_captured_step_over_twenty_cycles(region):
-    graph, parameters, states = make_run(region)
-    twin_graph, twin_parameters, twin_states = make_run()
+    graph, optimizer, parameters = make_run(region)
+    twin_graph, twin_optimizer, twin_parameters = make_run()
+    states = [optimizer.state[parameter] for parameter in parameters]
+    twin_states = [twin_optimizer.state[parameter] for parameter in twin_parameters]
+    start = [parameter.detach().clone() for parameter in parameters]
     for _ in range(20):
         graph.replay()
         assert region.evict() > 0
@@ -40,8 +45,9 @@ def test_captured_step_over_twenty_cycles(region):
         del scratch
         twin_graph.replay()
     torch.cuda.synchronize()
-    for one, other in zip(parameters, twin_parameters, strict=True):
+    for one, other, before in zip(parameters, twin_parameters, start, strict=True):
         assert torch.equal(one, other)
+        assert 0.1 < (one - before).abs().max().item() < 0.5  # 20 steps of at most 0.01 each, and weight decay
     for state, twin_state in zip(states, twin_states, strict=True):
         for key in ("exp_avg", "exp_avg_sq", "step"):
             assert torch.equal(state[key], twin_state[key])
