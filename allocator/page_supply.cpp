@@ -11,9 +11,6 @@ namespace {
 /// Below this much growth a failed try costs less than asking the driver first.
 constexpr Bytes kAskFirst = 256_MiB;
 
-/// A large page may overshoot a request by this part of what the arena has already: small arenas stay small.
-constexpr Bytes kOvershootDivisor = 4;
-
 }  // namespace
 
 std::optional<Page> PageSupply::create(Bytes size) {
@@ -92,7 +89,8 @@ bool PageSupply::take_cover(const PlacedArena& growing, const Arena::Vacancy& va
   for (Bytes covered = 0; covered < vacancy.needed;) {
     const Bytes rest = vacancy.needed - covered;
     const Bytes overshoot = rest < large ? large - rest : 0;
-    const bool worth = overshoot <= (growing.arena.mapped_bytes() + covered) / kOvershootDivisor;
+    // At most what the arena has already: small arenas stay small.
+    const bool worth = overshoot <= growing.arena.mapped_bytes() + covered;
     std::optional<Page> page;
     if (try_large && worth && covered + large <= vacancy.room) {
       page = take(large, &growing, vacancy.kept);

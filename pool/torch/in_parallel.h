@@ -10,13 +10,15 @@
 
 namespace lowtide {
 
-/// Calls `body(i)` for every i below `count`, on several threads where there are enough to be worth starting them (a thread takes about
-/// 30 µs). The order is not defined. Returns when all ran; throws the first exception that one threw, after the others ended.
+/// Calls `body(i)` for every i below `count`, on as many threads as the process has cores, up to eight, where there is
+/// enough to do to be worth starting them (a thread takes about 30 µs). Each thread takes neighbours, in order. Returns
+/// when all ran; throws the first exception that one threw, after the others ended.
 template <typename Body>
 void in_parallel(std::size_t count, const Body& body) {
   constexpr std::size_t kWorthAThread = 2048;
-  constexpr std::size_t kMostThreads = 4;
-  const std::size_t parts = std::clamp<std::size_t>(count / kWorthAThread, 1, kMostThreads);
+  constexpr std::size_t kMostThreads = 8;
+  static const std::size_t cores = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, kMostThreads);
+  const std::size_t parts = std::clamp<std::size_t>(count / kWorthAThread, 1, cores);
   std::mutex mutex;
   std::exception_ptr failure;  // mutex
   const auto run = [&](std::size_t part) {

@@ -23,6 +23,8 @@
 #include "pool/region_observer.h"
 #include "pool/torch/block_marks.h"
 #include "pool/torch/in_parallel.h"
+#include "pool/torch/known_storages.h"
+#include "pool/torch/library_workspaces.h"
 
 namespace lowtide {
 namespace {
@@ -34,13 +36,6 @@ constexpr std::string_view kDefaultRemedy = "call region.restore() before using 
 // counts as untracked.
 constexpr int kLooks = 20;
 constexpr auto kBetweenLooks = std::chrono::milliseconds(1);
-
-struct KnownStorage {
-  WeakStorageRef storage;
-  void* bytes;  // where they were when it was noted: saves asking the allocator again
-};
-
-using KnownStorages = std::unordered_map<const c10::StorageImpl*, KnownStorage>;
 
 // What a guarded storage itself no longer says.
 struct AwayStorage {
@@ -173,6 +168,7 @@ void operator_ended(const at::RecordFunction& call, at::ObserverContext*) {
   // torch hands thread-local callbacks on to its worker threads; regions are not, so those stop here.
   if (current_owner() == kNoOwner) return;
   for (const c10::IValue& output : call.outputs()) note_all(output);
+  if (device_kind() == DeviceKind::Cuda) move_library_workspaces_out();
 }
 
 thread_local at::CallbackHandle t_callback = at::INVALID_CALLBACK_HANDLE;
@@ -199,24 +195,20 @@ bool RegionTensors::knows(OwnerId owner, const c10::StorageImpl* storage, const 
   const MutexLock lock(mutex_);
   const auto tenants = tenants_.find(owner);
   if (tenants == tenants_.end()) return false;
-  const auto known = tenants->second.known->find(storage);
-  return known != tenants->second.known->end() && known->second.bytes == bytes;
+  return tenants->second.known->contains(storage, bytes);
 }
 
 void RegionTensors::add(OwnerId owner, const c10::Storage& storage, void* bytes) {
-  std::vector<KnownStorages::node_type> dead;  // dropped after the lock
+  std::vector<KnownStorage> dead;  // dropped after the lock
   if (!knows_region(owner)) forget_ended_regions();
   const MutexLock lock(mutex_);
   Tenants& tenants = tenants_[owner];
   KnownStorages& known = tenants.known_to_change();
-  known.insert_or_assign(storage.unsafeGetStorageImpl(), KnownStorage{storage.getWeakStorageImpl(), bytes});
+  known.insert(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl(), bytes);
   if (known.size() < tenants.prune_at) return;
   // Twice what survived: a long run of temporaries costs amortised constant time and keeps the table at twice the live
   // storages.
-  for (auto entry = known.begin(); entry != known.end();) {
-    const auto here = entry++;
-    if (here->second.storage.expired()) dead.push_back(known.extract(here));
-  }
+  dead = known.prune();
   tenants.prune_at = std::max<std::size_t>(64, 2 * known.size());
 }
 
@@ -272,7 +264,7 @@ std::size_t RegionTensors::tracked_storages(const Region& region) {
   const auto tenants = tenants_.find(region.id());
   if (tenants == tenants_.end()) return 0;
   return static_cast<std::size_t>(
-      std::ranges::count_if(*tenants->second.known, [](auto& entry) { return !entry.second.storage.expired(); }));
+      std::ranges::count_if(tenants->second.known->entries(), [](auto& entry) { return !entry.storage.expired(); }));
 }
 
 std::size_t RegionTensors::table_entries(const Region& region) {
@@ -320,12 +312,10 @@ RegionTensors::Look RegionTensors::look(const Region& region) {
     away = tenants.away;
   }
   // Strong references come before the list of blocks: a storage that is alive now keeps its block in it.
-  std::vector<const KnownStorage*> entries;
-  entries.reserve(known->size());
-  for (const auto& [storage, entry] : *known) entries.push_back(&entry);
+  const std::span<const KnownStorage> entries = known->entries();
   Look result;
   result.to_guard.resize(entries.size());
-  in_parallel(entries.size(), [&](std::size_t i) { result.to_guard[i] = entries[i]->storage.lock(); });
+  in_parallel(entries.size(), [&](std::size_t i) { result.to_guard[i] = entries[i].storage.lock(); });
   BlockMarks blocks(region);
   for (const AwayStorage& storage : away) blocks.mark(storage.bytes);
   // A known storage may be dead, or may have moved out of the region since (resized elsewhere): only those inside are
@@ -366,23 +356,23 @@ void RegionTensors::before_evict(const Region& region, const EvictOptions& optio
     tenants.away.reserve(tenants.away.size() + found.to_guard.size());
   }
   auto message = std::make_unique<const GuardMessage>(
-      c10::str("tensor of offload region '", region.name(), "' is evicted; ", remedy));
+      c10::str("tensor of offload region '", region.name(), "' is evicted; ", remedy), found.to_guard.size());
   const std::size_t before = tenants.guarded.size();
   const std::size_t count = found.to_guard.size();
   tenants.messages.reserve(tenants.messages.size() + 1);
   tenants.guarded.resize(before + count);
   GuardedStorage* const guards = tenants.guarded.data() + before;
   try {
-    in_parallel(count, [&](std::size_t i) { guards[i].prepare(found.to_guard[i], *message); });
+    in_parallel(count, [&](std::size_t i) {
+      guards[i].engage(found.to_guard[i], *message, i);
+      found.to_guard[i].reset();  // here, where the storage is at hand
+    });
   } catch (...) {
+    in_parallel(count, [&](std::size_t i) { guards[i].release(); });
     tenants.guarded.resize(before);
     throw;
   }
   tenants.messages.push_back(std::move(message));
-  in_parallel(count, [&](std::size_t i) {
-    guards[i].engage(*found.to_guard[i]);
-    found.to_guard[i].reset();  // here, where the storage is at hand
-  });
 
   const MutexLock lock(mutex_);
   tenants.away_sorted = false;

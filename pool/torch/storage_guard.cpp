@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <optional>
 #include <utility>
 
 namespace lowtide {
@@ -91,30 +92,32 @@ Bytes size_of(const c10::StorageImpl& storage) noexcept {
   return size.is_heap_allocated() ? 0 : static_cast<Bytes>(size.as_int_unchecked());
 }
 
-GuardMessage::GuardMessage(std::string text)
-    : text_(text), absent_size_(c10::make_intrusive<AbsentSize>(std::move(text))) {}
+GuardMessage::GuardMessage(std::string text, std::size_t storages) : text_(std::move(text)) {
+  const std::size_t sizes = (storages + kStoragesPerSize - 1) / kStoragesPerSize;
+  absent_sizes_.reserve(sizes);
+  while (absent_sizes_.size() < sizes) absent_sizes_.emplace_back(c10::make_intrusive<AbsentSize>(text_));
+}
 
-void GuardedStorage::prepare(const StorageRef& storage, const GuardMessage& message) {
+void GuardedStorage::engage(const StorageRef& storage, const GuardMessage& message, std::size_t index) {
+  // First all that may fail.
+  auto& meta = storage->get_extra_meta();
+  raised_before_ = raise_flag(*storage);
+  const auto& text_before = meta.custom_data_ptr_error_msg_;
+  if (raised_before_ && text_before) message_before_ = std::make_unique<std::string>(*text_before);
+  const bool has_text = text_before == message.text();  // from the last time
+  std::optional<std::string> text;
+  if (!has_text) text = message.text();
+
   storage_ = WeakStorageRef(storage);
-  identity_ = storage.get();
   message_ = &message;
   bytes_ = bytes_of(*storage);
   size_ = size_of(*storage);
-  raised_before_ = raise_flag(*storage);
-  auto& meta = storage->get_extra_meta();  // allocates it, so that engage() does not
-  if (raised_before_) message_before_ = meta.custom_data_ptr_error_msg_;
-  if (meta.custom_data_ptr_error_msg_ != message.text()) message_for_storage_ = message.text();
-}
-
-void GuardedStorage::engage(c10::StorageImpl& storage) noexcept {
-  if (engaged_) return;
-  context_ = storage._mutable_data_ptr_no_checks().get_context();
-  set_bytes(storage, nullptr);
-  storage.set_nbytes(c10::SymInt(message_->absent_size()));
-  size_flag(storage) = true;
-  if (!message_for_storage_) message_for_storage_ = std::move(storage.get_extra_meta().custom_data_ptr_error_msg_);
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_for_storage_));
-  message_for_storage_.reset();
+  context_ = storage->_mutable_data_ptr_no_checks().get_context();
+  if (has_text) text = std::move(meta.custom_data_ptr_error_msg_);
+  set_bytes(*storage, nullptr);
+  storage->set_nbytes(c10::SymInt(message.absent_size(index)));
+  size_flag(*storage) = true;
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
   engaged_ = true;
 }
 
@@ -138,8 +141,11 @@ GuardedStorage::Outcome GuardedStorage::release() noexcept {
   }
   set_bytes(storage, bytes_);
   storage.set_nbytes(size_);
-  if (own_message_ && raised_before_)
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message_before_));
+  if (own_message_ && raised_before_) {
+    std::optional<std::string> text_before;
+    if (message_before_) text_before = std::move(*message_before_);
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text_before));
+  }
   return Outcome::Restored;
 }
 

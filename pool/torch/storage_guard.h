@@ -7,8 +7,9 @@
 #include <c10/core/SymNodeImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <optional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "allocator/types.h"
 
@@ -24,16 +25,20 @@ void* bytes_of(const c10::StorageImpl& storage) noexcept;
 /// Size of the storage; 0 where it is symbolic (such storages have no memory).
 Bytes size_of(const c10::StorageImpl& storage) noexcept;
 
-/// What guarded storages say. One for all storages of a region.
+/// What guarded storages say. One for the storages that are guarded together.
 class GuardMessage {
  public:
-  explicit GuardMessage(std::string text);
+  GuardMessage(std::string text, std::size_t storages);
   const std::string& text() const noexcept { return text_; }
-  const c10::SymNode& absent_size() const noexcept { return absent_size_; }
+  /// The size that storage `index` shows. Pre: index < storages.
+  const c10::SymNode& absent_size(std::size_t index) const noexcept { return absent_sizes_[index / kStoragesPerSize]; }
 
  private:
+  // Neighbours share one: they are guarded on one thread, and threads that count references to one object wait for each
+  // other.
+  static constexpr std::size_t kStoragesPerSize = 1024;
   std::string text_;
-  c10::SymNode absent_size_;
+  std::vector<c10::SymNode> absent_sizes_;
 };
 
 /// One storage between guard and release. The storage goes on owning its memory: it keeps the allocator's context and
@@ -48,13 +53,10 @@ class GuardedStorage {
     Changed,   // somebody gave the storage other memory, or none: it was left as found
   };
 
-  /// Everything that can fail; the storage still works. `message` must live until release().
-  void prepare(const StorageRef& storage, const GuardMessage& message);
-
   /// From here on accesses raise RuntimeError with the message. Asked for its size, the storage answers 0 to Python and
-  /// to sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too. Pre: `storage` is the one given
-  /// before.
-  void engage(c10::StorageImpl& storage) noexcept;
+  /// to sym_nbytes(); nbytes(), which cannot tell a size from an access, raises too. `message` must live until
+  /// release(); `index` is the storage's among those that share it. Once; throws std::bad_alloc, having changed nothing.
+  void engage(const StorageRef& storage, const GuardMessage& message, std::size_t index);
 
   /// Looks whether the storage is alive and as it was left, and keeps it alive until release() or forget_preparation():
   /// what may be done ahead of release().
@@ -68,14 +70,12 @@ class GuardedStorage {
   void* bytes() const noexcept { return bytes_; }
   Bytes size() const noexcept { return size_; }
   /// The storage's identity; may dangle once the storage is dead, so only to be compared.
-  const c10::StorageImpl* storage() const noexcept { return identity_; }
+  const c10::StorageImpl* storage() const noexcept { return storage_._unsafe_get_target(); }
 
  private:
   WeakStorageRef storage_{StorageRef()};
   StorageRef held_;  // between prepare_release() and release()
-  const c10::StorageImpl* identity_ = nullptr;
   const GuardMessage* message_ = nullptr;  // not shared: counting references to one object from several threads is slow
-  std::optional<std::string> message_for_storage_;  // none where the storage has it from the last time
   void* bytes_ = nullptr;
   void* context_ = nullptr;
   Bytes size_ = 0;
@@ -84,7 +84,7 @@ class GuardedStorage {
   bool own_message_ = false;  // likewise, or another text
   // What others had set before: torch itself poisons storages this way (memory of a CUDA graph tree that was reused).
   bool raised_before_ = false;
-  std::optional<std::string> message_before_;
+  std::unique_ptr<std::string> message_before_;  // behind a pointer: rare, and there is one guard per tensor
 };
 
 }  // namespace lowtide

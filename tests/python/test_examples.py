@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,8 @@ def run(*command: str | os.PathLike[str], timeout: float = 240) -> str:
 
 def test_minimal() -> None:
     output = run(sys.executable, EXAMPLES / "minimal.py")
-    assert "step 4: 67.2 MB of state are evicted, 0 bytes on the device" in output
+    # On the host device the step counters are in the region too.
+    assert re.search(r"step 4: 67\.[12] MB of state are evicted, 0 bytes on the device", output)
     assert output.splitlines()[-1].startswith("as it should be: tensor of offload region 'adam' is evicted")
 
 

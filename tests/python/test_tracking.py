@@ -7,7 +7,7 @@ import io
 import lowtide
 import pytest
 import torch
-from lowtide_testing import Keep, assert_away, evicted, fill, on_host, raw_storage, storage_bytes
+from lowtide_testing import Keep, assert_away, evicted, fill, on_host, raw_storage, run_script, storage_bytes
 
 MAKERS = {
     "empty": lambda d: torch.empty(10, device=d),
@@ -63,6 +63,10 @@ def test_what_operators_return_is_known(region, device, maker):
         pytest.skip("backward of CUDA tensors runs on autograd's own threads, where no region is open")
     gc.collect()
     known_and_guarded(region, tensor)
+
+
+def test_what_libraries_keep_is_not_in_the_region():
+    run_script("workspaces.py")
 
 
 def test_deepcopy(region, device):
