@@ -52,7 +52,7 @@ case "$what" in
       if command -v compute-sanitizer > /dev/null; then
         for suite in contract stress; do
           program="$build/tests/lowtide_${suite}_test"
-          [[ -x "$program" ]] && echo "memcheck $suite | $build/results/memcheck-$suite.xml | LOWTIDE_UNDER_MEMCHECK=1 compute-sanitizer" \
+          [[ -x "$program" ]] && echo "memcheck $suite | $build/results/memcheck-$suite.xml | LOWTIDE_FAULT_STRIDE=16 compute-sanitizer" \
             "--tool memcheck --report-api-errors no --error-exitcode 99 $program --gtest_brief=1 '--gtest_filter=${MEMCHECK_FILTER:-*[Cc][Uu][Dd][Aa]*}'" \
             "--gtest_output=xml:$build/results/memcheck-$suite.xml"
         done
