@@ -1,6 +1,5 @@
 #include "pool/torch/library_workspaces.h"
 
-#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
@@ -8,6 +7,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -18,6 +18,20 @@
 #include "allocator/allocation_scope.h"
 #include "allocator/log_message.h"
 #include "pool/torch/block_marks.h"
+
+// As ATen/cuda/CUDAContextLight.h declares them. That header also includes those of every CUDA library, which are not all
+// there where torch is installed; tests/python/test_torch_declarations.py compares the two.
+namespace at::cuda {
+
+struct WorkspaceMapWithMutex {
+  std::map<std::tuple<void*, void*>, at::DataPtr> map;
+  std::shared_mutex mutex;
+};
+
+TORCH_CUDA_CPP_API WorkspaceMapWithMutex& cublas_handle_stream_to_workspace();
+TORCH_CUDA_CPP_API WorkspaceMapWithMutex& cublaslt_handle_stream_to_workspace();
+
+}  // namespace at::cuda
 
 namespace lowtide {
 namespace {
