@@ -11,6 +11,10 @@ namespace {
 /// Below this much growth a failed try costs less than asking the driver first.
 constexpr Bytes kAskFirst = 256_MiB;
 
+/// A large page saves the driver fifteen small ones, and may overshoot a request for that: by what the arena has already,
+/// so that small arenas stay small, and by this part of what can still be had, so that scarce memory is not spent on it.
+constexpr Bytes kOvershootDivisor = 16;
+
 }  // namespace
 
 std::optional<Page> PageSupply::create(Bytes size) {
@@ -89,8 +93,8 @@ bool PageSupply::take_cover(const PlacedArena& growing, const Arena::Vacancy& va
   for (Bytes covered = 0; covered < vacancy.needed;) {
     const Bytes rest = vacancy.needed - covered;
     const Bytes overshoot = rest < large ? large - rest : 0;
-    // At most what the arena has already: small arenas stay small.
-    const bool worth = overshoot <= growing.arena.mapped_bytes() + covered;
+    const bool worth = overshoot == 0 || (overshoot <= growing.arena.mapped_bytes() + covered &&
+                                          overshoot <= obtainable() / kOvershootDivisor);
     std::optional<Page> page;
     if (try_large && worth && covered + large <= vacancy.room) {
       page = take(large, &growing, vacancy.kept);
@@ -109,9 +113,13 @@ bool PageSupply::plausible(Bytes bytes) {
   for (const auto& [key, placed] : heap_.arenas) {
     for (const Extent& page : placed->arena.unused_pages()) idle += page.size;
   }
+  return idle + obtainable() >= bytes;
+}
+
+Bytes PageSupply::obtainable() {
   const Bytes held = heap_.pool.held_bytes();
   const Bytes allowed = heap_.pool.limit() > held ? heap_.pool.limit() - held : 0;
-  return idle + std::min(heap_.device.memory().free, allowed) >= bytes;
+  return std::min(heap_.device.memory().free, allowed);
 }
 
 Remedy PageSupply::apply_next(Remedy tried) {

@@ -66,6 +66,9 @@ class PageSupply {
   /// Whether `bytes` could be had without waiting or asking others. Asks the driver, so only large requests use it.
   bool plausible(Bytes bytes) LOWTIDE_REQUIRES(heap_.mutex);
 
+  /// Bytes that the driver and the memory fraction still grant. Asks the driver.
+  Bytes obtainable() LOWTIDE_REQUIRES(heap_.mutex);
+
   /// Carries out the remedy after `tried` and returns it; Exhausted once there is none. May wait for the device.
   Remedy apply_next(Remedy tried) LOWTIDE_EXCLUDES(heap_.mutex);
 

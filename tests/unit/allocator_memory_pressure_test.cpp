@@ -126,6 +126,16 @@ TEST(MemoryPressure, FragmentsOfManyBlocksBecomeOneLargeBlock) {
   EXPECT_TRUE(s.allocator->is_resident(large));
 }
 
+TEST(MemoryPressure, LargePagesOvershootOnlyWhereMemoryIsPlenty) {
+  const auto reserved_for_64_mib = [](Bytes memory) {
+    Machine s(memory);
+    for (int i = 0; i < 16; ++i) s.allocate(4_MiB);
+    return s.reserved();
+  };
+  EXPECT_GT(reserved_for_64_mib(2048_MiB), 64_MiB);
+  EXPECT_EQ(reserved_for_64_mib(128_MiB), 64_MiB);
+}
+
 TEST(MemoryPressure, SmallPagesServeWhereNoLargeOneIsLeft) {
   Machine s(46_MiB);
   const auto block = s.allocate(44_MiB);
