@@ -3,14 +3,13 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
+#include <torch_declarations/cublas_workspaces.h>
 
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -18,20 +17,6 @@
 #include "allocator/allocation_scope.h"
 #include "allocator/log_message.h"
 #include "pool/torch/block_marks.h"
-
-// As ATen/cuda/CUDAContextLight.h declares them. That header also includes those of every CUDA library, which are not all
-// there where torch is installed; tests/python/test_torch_declarations.py compares the two.
-namespace at::cuda {
-
-struct WorkspaceMapWithMutex {
-  std::map<std::tuple<void*, void*>, at::DataPtr> map;
-  std::shared_mutex mutex;
-};
-
-TORCH_CUDA_CPP_API WorkspaceMapWithMutex& cublas_handle_stream_to_workspace();
-TORCH_CUDA_CPP_API WorkspaceMapWithMutex& cublaslt_handle_stream_to_workspace();
-
-}  // namespace at::cuda
 
 namespace lowtide {
 namespace {
@@ -51,7 +36,17 @@ struct OutsideRegions {
   ~OutsideRegions() { leave_scope(kNoOwner); }
 };
 
-const void* address_of(const decltype(Workspaces::map)::value_type& entry) { return entry.second.get(); }
+// A map holds the memory of each handle and stream, since torch 2.15 or a minor before it with its size.
+template <class Value>
+auto& memory_of(Value& value) {
+  if constexpr (requires { value.first; }) {
+    return value.first;
+  } else {
+    return value;
+  }
+}
+
+const void* address_of(const decltype(Workspaces::map)::value_type& entry) { return memory_of(entry.second).get(); }
 
 // Calls are frequent and workspaces few: `seen` holds the addresses of the last look that found nothing to do.
 std::optional<Misplaced> find_misplaced(Workspaces& workspaces, std::vector<const void*>& seen) {
@@ -61,7 +56,7 @@ std::optional<Misplaced> find_misplaced(Workspaces& workspaces, std::vector<cons
     const void* const address = address_of(entry);
     const auto block = block_at(address);
     if (block && block->owner != kNoOwner) {
-      return Misplaced{entry.first, address, entry.second.device(), block->requested};
+      return Misplaced{entry.first, address, memory_of(entry.second).device(), block->requested};
     }
   }
   seen.clear();
@@ -77,7 +72,8 @@ void replace(Workspaces& workspaces, const Misplaced& misplaced) {
   c10::DataPtr memory = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<std::size_t>(misplaced.size));
   const std::unique_lock lock(workspaces.mutex);
   const auto entry = workspaces.map.find(misplaced.key);
-  if (entry != workspaces.map.end() && entry->second.get() == misplaced.address) std::swap(entry->second, memory);
+  if (entry != workspaces.map.end() && address_of(*entry) == misplaced.address)
+    std::swap(memory_of(entry->second), memory);
 }
 
 void move_out(Workspaces& workspaces, std::vector<const void*>& seen) {
