@@ -140,8 +140,7 @@ RegionTensors& tensors() {
   return *instance;
 }
 
-// --- Learning storages
-// -----------------------------------------------------------------------------------------------------------
+// Learning storages.
 
 void note_all(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -230,8 +229,7 @@ void RegionTensors::note(const c10::Storage& storage, const Region* expected) {
                         "\"):`, or give it to a CPUOffloadPool, which moves tensors into a region of its own"));
 }
 
-// --- Questions
-// -------------------------------------------------------------------------------------------------------------------
+// Questions.
 
 OwnerId RegionTensors::region_of(const c10::StorageImpl& storage) {
   if (const void* bytes = bytes_of(storage)) {
@@ -299,8 +297,7 @@ std::vector<DeviceStream> RegionTensors::current_streams() {
   return streams;
 }
 
-// --- Evict and restore
-// -----------------------------------------------------------------------------------------------------------
+// Evict and restore.
 
 RegionTensors::Look RegionTensors::look(const Region& region) {
   std::shared_ptr<const KnownStorages> known;

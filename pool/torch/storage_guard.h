@@ -74,7 +74,7 @@ class GuardedStorage {
 
  private:
   WeakStorageRef storage_{StorageRef()};
-  StorageRef held_;  // between prepare_release() and release()
+  StorageRef held_;                        // between prepare_release() and release()
   const GuardMessage* message_ = nullptr;  // not shared: counting references to one object from several threads is slow
   void* bytes_ = nullptr;
   void* context_ = nullptr;
