@@ -260,14 +260,29 @@ Page Arena::detach(Bytes offset) {
   return page;
 }
 
-std::vector<Extent> Arena::begin_evict(Bytes offset) {
-  const auto slot = slot_in_state(offset, PageState::Resident, "evict");
-  const Extent page{offset, slot->second.page.size};
-  if (retired_bytes_ > 0 && bytes_of(TileKind::Retired, page) != 0) fail("evict of a page with a retired block");
-  std::vector<Extent> live = live_runs(offset);
-  slot->second.state = PageState::Evicting;
-  const bool full = live.size() == 1 && live.front() == page;
-  if (!full) repaint_unallocated(page, TileKind::Withheld);
+Bytes Arena::begin_evict(const std::vector<Bytes>& pages) {
+  for (const Bytes offset : pages) {
+    const auto slot = slot_in_state(offset, PageState::Resident, "evict");
+    if (retired_bytes_ > 0 && bytes_of(TileKind::Retired, {offset, slot->second.page.size}) != 0) {
+      fail("evict of a page with a retired block");
+    }
+  }
+  const auto leaves = [&](Bytes offset) { return std::ranges::binary_search(pages, offset); };
+  Bytes live = allocated_bytes_ - evicted_bytes_;
+  for (const auto& [offset, slot] : slots_) {
+    if (holds_memory(slot.state) && !leaves(offset)) live -= live_bytes({offset, slot.page.size});
+  }
+  std::vector<Extent> free_parts;
+  for (const auto& [size, begin] : free_) {
+    const Extent tile{begin, size};
+    for (auto slot = slot_covering(tile.offset); slot != slots_.end() && slot->first < tile.end(); ++slot) {
+      if (!leaves(slot->first)) continue;
+      const Bytes from = std::max(tile.offset, slot->first);
+      free_parts.push_back({from, std::min(tile.end(), slot->first + slot->second.page.size) - from});
+    }
+  }
+  for (const Bytes offset : pages) slots_.at(offset).state = PageState::Evicting;
+  for (const Extent& part : free_parts) repaint_unallocated(part, TileKind::Withheld);
   return live;
 }
 

@@ -88,8 +88,9 @@ class Arena {
 
   void withdraw(Bytes offset);  // Resident, unused -> Draining
   Page detach(Bytes offset);    // Draining -> gone
-  /// Resident -> Evicting. Returns the live bytes on the page, as live_runs() does.
-  std::vector<Extent> begin_evict(Bytes offset);
+  /// Resident -> Evicting, for each of `pages` (offsets in ascending order): nothing is placed on them any more. Returns
+  /// the live bytes on them. Looks at no block that leaves: the first copy does not wait for a walk over thousands.
+  Bytes begin_evict(const std::vector<Bytes>& pages);
   Page finish_evict(Bytes offset);               // Evicting -> Evicted, or gone if no live byte is left
   void begin_restore(Bytes offset);              // Evicted -> Restoring
   void finish_restore(Bytes offset, Page page);  // Restoring -> Resident

@@ -31,32 +31,40 @@ std::vector<StreamHandle> RegionPages::streams(OwnerId owner) const {
   return found;
 }
 
-std::vector<RegionPage> RegionPages::begin_evict(OwnerId owner) {
+LeavingPages RegionPages::begin_evict(OwnerId owner) {
   PageSupply(heap_).await_pending_frees(owner);
-  std::vector<RegionPage> pages;
+  LeavingPages leaving;
   MutexLock lock(heap_.mutex);
-  for_each_arena(owner, [&](PlacedArena& placed) {
-    if (!placed.pinned.empty()) {
-      const auto& [address, reason] = *placed.pinned.begin();
-      throw Misuse(fmt::format("a block of {} may not leave the device: {}",
-                               format_bytes(placed.arena.block_size(address - placed.base)), reason));
-    }
-    for (const Extent& extent : placed.arena.evictable_pages()) {
-      pages.push_back({&placed, placed.base + extent.offset, extent.offset, extent.size});
-    }
+  for_each_arena(owner, [](const PlacedArena& placed) {
+    if (placed.pinned.empty()) return;
+    const auto& [address, reason] = *placed.pinned.begin();
+    throw Misuse(fmt::format("a block of {} may not leave the device: {}",
+                             format_bytes(placed.arena.block_size(address - placed.base)), reason));
   });
-  std::size_t begun = 0;
   try {
-    for (RegionPage& page : pages) {
-      page.live = page.placed->arena.begin_evict(page.offset);
-      ++begun;
-      for (Extent& run : page.live) run.offset -= page.offset;
-    }
+    for_each_arena(owner, [&](PlacedArena& placed) {
+      std::vector<Bytes> offsets;
+      const std::vector<Extent> evictable = placed.arena.evictable_pages();
+      offsets.reserve(evictable.size());
+      leaving.pages.reserve(leaving.pages.size() + evictable.size());
+      for (const Extent& page : evictable) offsets.push_back(page.offset);
+      leaving.live_bytes += placed.arena.begin_evict(offsets);
+      for (const Extent& page : evictable) {
+        leaving.pages.push_back({&placed, placed.base + page.offset, page.offset, page.size});
+      }
+    });
   } catch (...) {
-    for (std::size_t i = 0; i < begun; ++i) pages[i].placed->arena.cancel(pages[i].offset);
+    for (const RegionPage& page : leaving.pages) page.placed->arena.cancel(page.offset);
     throw;
   }
-  return pages;
+  return leaving;
+}
+
+std::vector<Extent> RegionPages::live_runs(const RegionPage& page) const {
+  MutexLock lock(heap_.mutex);
+  std::vector<Extent> runs = page.placed->arena.live_runs(page.offset);
+  for (Extent& run : runs) run.offset -= page.offset;
+  return runs;
 }
 
 void RegionPages::finish_evict(const RegionPage& page) {

@@ -15,7 +15,12 @@ struct RegionPage {
   DeviceAddress address{};
   Bytes offset = 0;
   Bytes size = 0;
-  std::vector<Extent> live{};  // of a page that leaves: its live bytes, offsets within the page, in order
+};
+
+/// Pages of a region that begin to leave.
+struct LeavingPages {
+  std::vector<RegionPage> pages{};
+  Bytes live_bytes = 0;  // on all of them; frees may lessen them until the pages have left, nothing adds to them
 };
 
 /// Each begun page must be finished or cancelled. Safe from any thread; one evict or restore per owner at a time.
@@ -29,7 +34,9 @@ class RegionPages {
 
   /// Resident pages of the owner become Evicting; nothing new is placed on them. Waits for pending frees first.
   /// Throws Misuse if a block of the owner is pinned.
-  std::vector<RegionPage> begin_evict(OwnerId owner);
+  LeavingPages begin_evict(OwnerId owner);
+  /// Live bytes of a page that leaves, neighbours as one, in order. Offsets are within the page.
+  std::vector<Extent> live_runs(const RegionPage& page) const;
   /// Unmaps the page and gives it to the pool. Pre: every use of it is over. Throws DriverError: still Evicting.
   void finish_evict(const RegionPage& page);
   void cancel_evict(const RegionPage& page) noexcept;

@@ -1,7 +1,6 @@
 #include "pool/copy_plan.h"
 
 #include <algorithm>
-#include <set>
 
 namespace lowtide {
 namespace {
@@ -29,39 +28,41 @@ std::vector<HostPiece> HostPacker::pack(const std::vector<Extent>& live) {
   return pieces;
 }
 
-std::vector<CopyGroup> plan_copies(const std::vector<PageImage>& pages, const std::vector<HostRange>& host_ranges,
-                                   Bytes group_bytes) {
-  std::set<const std::byte*> range_starts;
-  for (const HostRange& range : host_ranges) range_starts.insert(range.data);
-
-  // The first groups are small, so that the first copies start, and the first pages return, early.
-  std::vector<CopyGroup> groups;
+std::vector<PageGroup> group_pages(const std::vector<Bytes>& page_sizes, Bytes group_bytes) {
+  std::vector<PageGroup> groups;
   Bytes group_size = 0;
   Bytes limit = std::min(kFirstGroup, group_bytes);
-  for (std::size_t i = 0; i < pages.size(); ++i) {
-    const PageImage& page = pages[i];
-    if (groups.empty() || group_size + page.size > limit) {
+  for (std::size_t i = 0; i < page_sizes.size(); ++i) {
+    if (groups.empty() || group_size + page_sizes[i] > limit) {
       if (!groups.empty()) limit = std::min(2 * limit, group_bytes);
-      groups.push_back({i, i, {}});
+      groups.push_back({i, i});
       group_size = 0;
     }
-    group_size += page.size;
-    CopyGroup& group = groups.back();
-    group.end_page = i + 1;
-    for (const HostPiece& piece : page.pieces) {
-      const DeviceAddress device = page.address + piece.page_offset;
-      if (!group.copies.empty()) {
-        CopyOp& last = group.copies.back();
-        const bool neighbours = last.device + last.size == device && last.host + last.size == piece.host;
-        if (neighbours && !range_starts.contains(piece.host)) {
-          last.size += piece.size;
-          continue;
-        }
-      }
-      group.copies.push_back({device, piece.host, piece.size});
-    }
+    group_size += page_sizes[i];
+    groups.back().end_page = i + 1;
   }
   return groups;
+}
+
+CopyPlanner::CopyPlanner(const std::vector<HostRange>& host_ranges) {
+  for (const HostRange& range : host_ranges) range_starts_.insert(range.data);
+}
+
+std::vector<CopyOp> CopyPlanner::plan(std::span<const PageImage> pages) const {
+  std::vector<CopyOp> copies;
+  for (const PageImage& page : pages) {
+    for (const HostPiece& piece : page.pieces) {
+      const CopyOp next{page.address + piece.page_offset, piece.host, piece.size};
+      const bool neighbours = !copies.empty() && copies.back().device + copies.back().size == next.device &&
+                              copies.back().host + copies.back().size == next.host;
+      if (neighbours && !range_starts_.contains(next.host)) {
+        copies.back().size += next.size;
+      } else {
+        copies.push_back(next);
+      }
+    }
+  }
+  return copies;
 }
 
 }  // namespace lowtide

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "allocator/arena.h"
@@ -37,12 +40,16 @@ struct CopyOp {
   friend bool operator==(const CopyOp&, const CopyOp&) = default;
 };
 
-/// Copies that complete together, and the pages [first_page, end_page) that are then done.
-struct CopyGroup {
+/// Consecutive pages [first_page, end_page) whose copies are queued, and complete, together.
+struct PageGroup {
   std::size_t first_page = 0;
   std::size_t end_page = 0;
-  std::vector<CopyOp> copies{};
+  friend bool operator==(const PageGroup&, const PageGroup&) = default;
 };
+
+/// Groups for pages of these sizes: of 2 MiB at first, so that the first copies start and the first pages return early,
+/// and up to `group_bytes` then. A page larger than that is a group alone.
+std::vector<PageGroup> group_pages(const std::vector<Bytes>& page_sizes, Bytes group_bytes);
 
 /// Hands out host memory in order, never across the end of a range.
 class HostPacker {
@@ -57,10 +64,16 @@ class HostPacker {
   Bytes used_ = 0;  // of ranges_[range_]
 };
 
-/// Groups of consecutive pages, of 2 MiB at first and up to `group_bytes` then; pieces that are neighbours on both sides become one copy, which
-/// never crosses one of `host_ranges` (a driver refuses a copy across two registrations) and never exceeds group_bytes.
-/// A group without copies still stands for its pages.
-std::vector<CopyGroup> plan_copies(const std::vector<PageImage>& pages, const std::vector<HostRange>& host_ranges,
-                                   Bytes group_bytes);
+/// Makes few large copies: pieces that are neighbours on both sides become one copy, which never crosses one of the host
+/// ranges, because a driver refuses a copy across two registrations.
+class CopyPlanner {
+ public:
+  explicit CopyPlanner(const std::vector<HostRange>& host_ranges);
+  /// The copies of one group of pages.
+  std::vector<CopyOp> plan(std::span<const PageImage> pages) const;
+
+ private:
+  std::set<const std::byte*> range_starts_;
+};
 
 }  // namespace lowtide

@@ -1,35 +1,44 @@
 #include "pool/transfer.h"
 
+#include <algorithm>
 #include <set>
+#include <span>
 
 #include "allocator/bytes_format.h"
 #include "allocator/log.h"
 #include "pool/region_mover.h"
 
 namespace lowtide {
+namespace {
+
+std::vector<Bytes> sizes_of(const std::vector<RegionPage>& pages) {
+  std::vector<Bytes> sizes(pages.size());
+  std::ranges::transform(pages, sizes.begin(), &RegionPage::size);
+  return sizes;
+}
+
+}  // namespace
 
 Departure::Departure(RegionMover& mover, OwnerId owner)
-    : mover_(mover), region_(mover.allocator()), pages_(region_.begin_evict(owner)) {}
+    : mover_(mover), region_(mover.allocator()), leaving_(region_.begin_evict(owner)) {}
 
 Departure::~Departure() {
-  if (left_ < pages_.size()) {
+  if (left_ < leaving_.pages.size()) {
     settle();
-    for (std::size_t i = left_; i < pages_.size(); ++i) region_.cancel_evict(pages_[i]);
+    for (std::size_t i = left_; i < leaving_.pages.size(); ++i) region_.cancel_evict(leaving_.pages[i]);
   }
   for (const EventHandle event : stream_events_) mover_.give_event(event);
   for (const EventHandle event : group_events_) mover_.give_event(event);
 }
 
 void Departure::queue(const std::vector<StreamHandle>& streams) {
-  for (const RegionPage& page : pages_) {
-    for (const Extent& run : page.live) counts_.bytes += run.size;
-  }
-  lease_ = mover_.host_memory().lease(counts_.bytes);
+  const std::vector<RegionPage>& pages = leaving_.pages;
+  lease_ = mover_.host_memory().lease(leaving_.live_bytes);
   const std::vector<HostRange> ranges = ranges_of(*lease_);
   HostPacker packer(ranges);
-  images_.reserve(pages_.size());
-  for (const RegionPage& page : pages_) images_.push_back({page.address, page.size, packer.pack(page.live)});
-  groups_ = plan_copies(images_, ranges, kCopyGroup);
+  const CopyPlanner planner(ranges);
+  groups_ = group_pages(sizes_of(pages), kCopyGroup);
+  images_.reserve(pages.size());
   stream_events_.reserve(streams.size());
   group_events_.reserve(groups_.size());
 
@@ -41,12 +50,17 @@ void Departure::queue(const std::vector<StreamHandle>& streams) {
   }
   queued_ = true;
   std::size_t ready = 0;
-  for (const CopyGroup& group : groups_) {
-    for (const CopyOp& copy : group.copies) {
+  for (const PageGroup& group : groups_) {
+    // A group is planned while the copies of those before it run.
+    for (std::size_t i = group.first_page; i < group.end_page; ++i) {
+      images_.push_back({pages[i].address, pages[i].size, packer.pack(region_.live_runs(pages[i]))});
+    }
+    for (const CopyOp& copy : planner.plan(std::span(images_).subspan(group.first_page))) {
       // Slices are filled in order, and each is awaited just before its first copy: copies run while later slices are
       // still being prepared.
       while (ready == 0 || !lease_->slices()[ready - 1]->contains(copy.host)) lease_->slices()[ready++]->await_ready();
       device.copy_to_host(copy.host, copy.device, copy.size, out);
+      counts_.bytes += copy.size;
       ++counts_.copies;
     }
     group_events_.push_back(mover_.record(out));
@@ -60,10 +74,10 @@ void Departure::commit(HostImages& images) {
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       mover_.device().synchronize(group_events_[g]);
-      for (; left_ < groups_[g].end_page; ++left_) region_.finish_evict(pages_[left_]);
+      for (; left_ < groups_[g].end_page; ++left_) region_.finish_evict(leaving_.pages[left_]);
     }
   } catch (...) {
-    for (std::size_t i = left_; i < pages_.size(); ++i) images.erase(pages_[i].address);
+    for (std::size_t i = left_; i < images_.size(); ++i) images.erase(images_[i].address);
     throw;
   }
 }
@@ -104,10 +118,12 @@ void Arrival::queue(const HostImages& images) {
     ranges.insert(ranges.end(), more.begin(), more.end());
   }
   memory_ = region_.acquire(pages_);
-  for (const CopyGroup& group : plan_copies(arriving, ranges, kCopyGroup)) {
+  const CopyPlanner planner(ranges);
+  for (const PageGroup& group : group_pages(sizes_of(pages_), kCopyGroup)) {
     // The copies of a group run while the pages of the next one are mapped.
     for (; mapped_ < group.end_page; ++mapped_) region_.map(pages_[mapped_], memory_[mapped_]);
-    for (const CopyOp& copy : group.copies) {
+    const auto images_of_group = std::span(arriving).subspan(group.first_page, group.end_page - group.first_page);
+    for (const CopyOp& copy : planner.plan(images_of_group)) {
       mover_.device().copy_to_device(copy.device, copy.host, copy.size, mover_.in_stream());
       counts_.bytes += copy.size;
       ++counts_.copies;

@@ -37,7 +37,7 @@ class Departure {
   /// Throws DriverError: pages before the failure have left, with their images; the others stay.
   void commit(HostImages& images);
 
-  bool empty() const noexcept { return pages_.empty(); }
+  bool empty() const noexcept { return leaving_.pages.empty(); }
   bool any_left() const noexcept { return left_ > 0; }
   const TransferCounts& counts() const noexcept { return counts_; }
 
@@ -46,13 +46,13 @@ class Departure {
 
   RegionMover& mover_;
   RegionPages region_;
-  const std::vector<RegionPage> pages_;
+  const LeavingPages leaving_;
   std::shared_ptr<HostLease> lease_;
   std::vector<PageImage> images_;
-  std::vector<CopyGroup> groups_;
+  std::vector<PageGroup> groups_;
   std::vector<EventHandle> stream_events_;
   std::vector<EventHandle> group_events_;
-  std::size_t left_ = 0;  // pages_[0, left_) have left
+  std::size_t left_ = 0;  // leaving_.pages[0, left_) have left
   TransferCounts counts_;
   bool queued_ = false;
 };

@@ -230,8 +230,9 @@ struct BeginEvict {
       return w.model.count(candidate, TileKind::Retired) == 0;
     });
     if (page == nullptr) return;
-    const auto live = w.arena.live_runs(at(*page));
-    ASSERT_EQ(w.arena.begin_evict(at(*page)), live);
+    Bytes live = 0;
+    for (const Extent& run : w.arena.live_runs(at(*page))) live += run.size;
+    ASSERT_EQ(w.arena.begin_evict({at(*page)}), live);
     page->state = PageState::Evicting;
   }
 };

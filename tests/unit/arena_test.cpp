@@ -17,7 +17,7 @@ class ArenaTest : public ::testing::Test {
   Page new_page(Bytes size = kPage) { return {PageHandle{++last_handle_}, size}; }
   void attach(Bytes offset, Bytes size = kPage) { arena_.attach(offset, new_page(size)); }
   void evict(Bytes offset) {
-    arena_.begin_evict(offset);
+    arena_.begin_evict({offset});
     arena_.finish_evict(offset);
   }
   void TearDown() override { EXPECT_NO_THROW(arena_.check()); }
@@ -118,7 +118,7 @@ TEST_F(ArenaTest, ARetiredBlockIsUsableByNobodyUntilItIsFreed) {
   EXPECT_EQ(arena_.block_containing(block), std::nullopt);
   EXPECT_FALSE(arena_.allocate(kUnit));
   EXPECT_TRUE(arena_.evictable_pages().empty());
-  EXPECT_THROW(arena_.begin_evict(0), std::logic_error);
+  EXPECT_THROW(arena_.begin_evict({0}), std::logic_error);
   EXPECT_THROW(arena_.retire(block), std::logic_error);
   arena_.free(block);
   EXPECT_EQ(arena_.retired_bytes(), 0u);
@@ -128,7 +128,7 @@ TEST_F(ArenaTest, ARetiredBlockIsUsableByNobodyUntilItIsFreed) {
 TEST_F(ArenaTest, ABlockThatIsAwayCannotBeRetired) {
   attach(0);
   const Bytes block = *arena_.allocate(kPage);
-  arena_.begin_evict(0);
+  arena_.begin_evict({0});
   EXPECT_THROW(arena_.retire(block), std::logic_error);
   arena_.finish_evict(0);
   EXPECT_THROW(arena_.retire(block), std::logic_error);
@@ -244,7 +244,7 @@ TEST_F(ArenaTest, APageUnderAStraddlingBlockIsInUse) {
 TEST_F(ArenaTest, AnEvictedBlockKeepsItsAddress) {
   attach(0);
   const Bytes block = *arena_.allocate(2 * kUnit);
-  arena_.begin_evict(0);
+  arena_.begin_evict({0});
   EXPECT_EQ(arena_.evicted_bytes(), 0u) << "until it has left";
   EXPECT_FALSE(arena_.is_resident(block));
   EXPECT_FALSE(arena_.allocate(kUnit)) << "what is free on the page leaves with it";
@@ -268,7 +268,7 @@ TEST_F(ArenaTest, AnEvictedBlockKeepsItsAddress) {
 TEST_F(ArenaTest, UnfinishedMovesGoBack) {
   attach(0);
   const Bytes block = *arena_.allocate(kUnit);
-  arena_.begin_evict(0);
+  arena_.begin_evict({0});
   arena_.cancel(0);
   EXPECT_TRUE(arena_.is_resident(block));
   EXPECT_EQ(arena_.allocate(7 * kUnit), kUnit) << "the free part may be handed out again";
@@ -303,7 +303,7 @@ TEST_F(ArenaTest, AnEvictedPageIsForgottenWithItsLastBlock) {
 TEST_F(ArenaTest, ABlockFreedOnItsWayOutLeavesNothingBehind) {
   attach(0);
   const Bytes block = *arena_.allocate(kUnit);
-  arena_.begin_evict(0);
+  arena_.begin_evict({0});
   arena_.free(block);
   EXPECT_FALSE(arena_.allocate(kUnit)) << "the page is still leaving";
   arena_.check();
@@ -382,8 +382,21 @@ TEST_F(ArenaTest, LiveRunsJoinNeighboursAndStopAtThePage) {
   EXPECT_EQ(arena_.live_runs(kPage), (std::vector<Extent>{{kPage, 3 * kUnit}}));
   for (const Bytes offset : {Bytes{0}, kPage}) {
     const auto live = arena_.live_runs(offset);
-    EXPECT_EQ(arena_.begin_evict(offset), live);
+    arena_.begin_evict({offset});
+    EXPECT_EQ(arena_.live_runs(offset), live);
   }
+}
+
+TEST_F(ArenaTest, EvictCountsAndWithholdsOnlyThePagesThatLeave) {
+  for (Bytes offset = 0; offset < 3 * kPage; offset += kPage) attach(offset);
+  ASSERT_EQ(arena_.allocate(kPage / 2), 0u);
+  ASSERT_EQ(arena_.allocate(kPage), kPage / 2);
+  // The rest of page 1 and page 2 are one free tile, of which the first part leaves.
+  EXPECT_EQ(arena_.begin_evict({0, kPage}), 3 * kPage / 2);
+  EXPECT_EQ(arena_.unused_pages(), (std::vector<Extent>{{2 * kPage, kPage}}));
+  EXPECT_EQ(arena_.allocate(kUnit), 2 * kPage);
+  EXPECT_EQ(arena_.begin_evict({2 * kPage}), kUnit);
+  EXPECT_FALSE(arena_.allocate(kUnit));
 }
 
 TEST_F(ArenaTest, RetiredBytesAreNotLive) {
@@ -397,7 +410,7 @@ TEST_F(ArenaTest, MappedPagesAreThoseWithMemory) {
   for (Bytes offset = 0; offset < 4 * kPage; offset += kPage) attach(offset);
   ASSERT_EQ(arena_.allocate(3 * kPage), 0u);
   evict(0);
-  arena_.begin_evict(kPage);
+  arena_.begin_evict({kPage});
   arena_.withdraw(3 * kPage);
   std::vector<Bytes> offsets;
   for (const auto& [offset, page] : arena_.mapped_pages()) offsets.push_back(offset);
@@ -420,7 +433,7 @@ TEST_F(ArenaTest, MovesFromAWrongStateThrow) {
   for (int page = 0; page < 5; ++page) ASSERT_EQ(arena_.allocate(kPage), page * kPage);
   arena_.free(kPage);
   arena_.withdraw(kPage);
-  arena_.begin_evict(2 * kPage);
+  arena_.begin_evict({2 * kPage});
   evict(3 * kPage);
   evict(4 * kPage);
   arena_.begin_restore(4 * kPage);
@@ -433,7 +446,7 @@ TEST_F(ArenaTest, MovesFromAWrongStateThrow) {
       EXPECT_THROW(move(page * kPage), std::logic_error) << "page " << page << " for " << to_string(legal);
     }
   };
-  refused(PageState::Resident, [&](Bytes at) { arena_.begin_evict(at); });
+  refused(PageState::Resident, [&](Bytes at) { arena_.begin_evict({at}); });
   refused(PageState::Resident, [&](Bytes at) { arena_.withdraw(at); });
   refused(PageState::Draining, [&](Bytes at) { arena_.detach(at); });
   refused(PageState::Evicting, [&](Bytes at) { arena_.finish_evict(at); });
