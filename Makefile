@@ -42,7 +42,7 @@ test: build ## build, then run the C++ tests, the Python tests and the C++ examp
 	@echo "==> include rules"
 	@$(VENV)/bin/python tests/layering_test.py
 	@echo "==> Python tests"
-	@$(VENV)/bin/python -m pytest tests/python
+	@$(VENV)/bin/python -m pytest tests/python -n $(JOBS)
 
 .PHONY: demo
 demo: build ## build, then train with and without eviction and draw memory_timeline.png

@@ -20,7 +20,7 @@ Result c_call(const char* function, Result failed, Body&& body) noexcept {
   } catch (const std::exception& error) {
     try {
       last_error() = error.what();
-      log().error("{}: {}", function, error.what());
+      log(LogLevel::Error, "{}: {}", function, error.what());
     } catch (...) {
       // Out of memory for the text of an error: the result alone has to tell.
     }

@@ -116,7 +116,7 @@ bool CachingAllocator::free(DeviceAddress address) noexcept {
       heap.end_block(address, found->second);
     }
   } catch (const std::exception& error) {
-    log().error("a freed block of {} stays allocated: {}", format_bytes(found->second.size), error.what());
+    log(LogLevel::Error, "a freed block of {} stays allocated: {}", format_bytes(found->second.size), error.what());
     if (!heap.pending_frees.empty() && heap.pending_frees.back().address == address) {
       for (const EventHandle event : heap.pending_frees.back().events) heap.events.give(event);
       heap.pending_frees.pop_back();
@@ -208,7 +208,7 @@ bool CachingAllocator::release_arenas(OwnerId owner) noexcept {
     }
     for (PlacedArena* placed : empty) heap_->remove_arena(*placed);
   } catch (const std::exception& error) {
-    log().error("arenas of a region that ended stay reserved: {}", error.what());
+    log(LogLevel::Error, "arenas of a region that ended stay reserved: {}", error.what());
     return false;
   }
   return none_left;

@@ -82,7 +82,7 @@ class CudaDevice final : public Device {
     const CUresult result = call();
     CUcontext popped = nullptr;
     if (const CUresult pop = driver_.ctx_pop_current(&popped); pop != CUDA_SUCCESS && !gone(pop)) {
-      log().error("cuCtxPopCurrent() failed: {}", cuda_error_text(driver_, pop));
+      log(LogLevel::Error, "cuCtxPopCurrent() failed: {}", cuda_error_text(driver_, pop));
     }
     return result;
   }
@@ -98,10 +98,10 @@ class CudaDevice final : public Device {
   void report(CUresult result, fmt::format_string<Args...> format, Args&&... args) const noexcept {
     if (result == CUDA_SUCCESS || gone(result)) return;
     try {
-      log().error("{} failed: {}; leaked", fmt::format(format, std::forward<Args>(args)...),
-                  cuda_error_text(driver_, result));
+      log(LogLevel::Error, "{} failed: {}; leaked", fmt::format(format, std::forward<Args>(args)...),
+          cuda_error_text(driver_, result));
     } catch (const std::exception&) {
-      log().error("a cleanup call failed, and so did its message");
+      log(LogLevel::Error, "a cleanup call failed, and so did its message");
     }
   }
 

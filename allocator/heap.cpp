@@ -42,7 +42,7 @@ Heap::~Heap() {
         device.unmap(placed->base + offset, page.size);
         pool.give(page);
       } catch (const std::exception& error) {
-        log().error("a page stays allocated: {}", error.what());
+        log(LogLevel::Error, "a page stays allocated: {}", error.what());
       }
     }
     device.release_address(placed->base, placed->arena.capacity());

@@ -210,7 +210,8 @@ void HostDevice::release_address(DeviceAddress address, Bytes size) noexcept {
   if (fork_.in_child()) return;
   MutexLock lock(mutex_);
   if (!reserved_.has(number(address), size) || mapped_.overlaps(number(address), size)) {
-    log().error("release_address({:#x}, {}): never reserved as such, or still mapped; leaked", number(address), size);
+    log(LogLevel::Error, "release_address({:#x}, {}): never reserved as such, or still mapped; leaked", number(address),
+        size);
     return;
   }
   reserved_.erase(number(address), size);
@@ -245,7 +246,8 @@ void HostDevice::release(PageHandle page, Bytes size) noexcept {
     MutexLock lock(mutex_);
     const auto found = pages_.find(number(page));
     if (found == pages_.end() || found->second.size != size || found->second.mapped_at != 0) {
-      log().error("release(page {}, {}): no such page of that size, or still mapped; leaked", number(page), size);
+      log(LogLevel::Error, "release(page {}, {}): no such page of that size, or still mapped; leaked", number(page),
+          size);
       return;
     }
     offset = found->second.offset;
@@ -316,14 +318,14 @@ void HostDevice::destroy_stream(StreamHandle stream) noexcept {
   MutexLock lock(mutex_);
   const auto found = streams_.find(number(stream));
   if (found == streams_.end() || number(stream) == 0) {
-    log().error("destroy_stream({}): no create_stream() made it", number(stream));
+    log(LogLevel::Error, "destroy_stream({}): no create_stream() made it", number(stream));
     return;
   }
   try {
     // Its queued work still runs, and this call does not wait for it, as on CUDA.
     closed_.reserve(closed_.size() + 1);
   } catch (const std::exception& error) {
-    log().error("destroy_stream({}): {}; leaked", number(stream), error.what());
+    log(LogLevel::Error, "destroy_stream({}): {}; leaked", number(stream), error.what());
     return;
   }
   found->second->close();
@@ -342,7 +344,7 @@ EventHandle HostDevice::create_event() {
 void HostDevice::destroy_event(EventHandle event) noexcept {
   if (fork_.in_child()) return;
   MutexLock lock(mutex_);
-  if (events_.erase(number(event)) == 0) log().error("destroy_event({}): no such event", number(event));
+  if (events_.erase(number(event)) == 0) log(LogLevel::Error, "destroy_event({}): no such event", number(event));
 }
 
 void HostDevice::record(EventHandle event, StreamHandle stream) {
@@ -446,7 +448,7 @@ void HostDevice::unregister_host(void* memory, Bytes size) noexcept {
   if (fork_.in_child()) return;
   MutexLock lock(mutex_);
   if (!registered_.erase(number(memory), size)) {
-    log().error("unregister_host({:#x}, {}): never registered as such", number(memory), size);
+    log(LogLevel::Error, "unregister_host({:#x}, {}): never registered as such", number(memory), size);
   }
 }
 

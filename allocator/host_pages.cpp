@@ -50,7 +50,8 @@ void HostPages::free(Bytes offset, Bytes size) noexcept {
   // Before the range can be handed out again, and without the lock: dropping many pages takes milliseconds.
   if (fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                 static_cast<off_t>(size)) != 0) {
-    log().error("fallocate(PUNCH_HOLE, {}, {}) failed: {}; the memory is leaked", offset, size, error_text(errno));
+    log(LogLevel::Error, "fallocate(PUNCH_HOLE, {}, {}) failed: {}; the memory is leaked", offset, size,
+        error_text(errno));
     return;
   }
   MutexLock lock(mutex_);
@@ -76,7 +77,7 @@ void HostPages::free(Bytes offset, Bytes size) noexcept {
   try {
     free_.emplace(offset, size);
   } catch (const std::exception& error) {
-    log().error("a hole of {} bytes in the memfd is forgotten: {}", size, error.what());
+    log(LogLevel::Error, "a hole of {} bytes in the memfd is forgotten: {}", size, error.what());
   }
 }
 

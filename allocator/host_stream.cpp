@@ -105,9 +105,9 @@ void HostStream::run() noexcept {
     try {
       task();
     } catch (const std::exception& error) {
-      log().error("a task on stream {} threw: {}", name_, error.what());
+      log(LogLevel::Error, "a task on stream {} threw: {}", name_, error.what());
     } catch (...) {
-      log().error("a task on stream {} threw", name_);
+      log(LogLevel::Error, "a task on stream {} threw", name_);
     }
   }
 }

@@ -1,12 +1,22 @@
-// The project's log: logger "lowtide" on stderr. Its level comes from the environment variable LOWTIDE_LOG: trace,
-// debug, info, warn (the default), error or off. Only the logger itself is included here, no sinks and no registry.
+// The project's log. Formats first and logs text: spdlog's own templates take a compiler four seconds per file.
 #pragma once
 
-#include <spdlog/logger.h>
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "allocator/log_message.h"
 
 namespace lowtide {
 
-/// Never destroyed, so it may be used by threads and destructors that run while the process exits.
-spdlog::logger& log() noexcept;
+/// Writes one line to the log of logger.h. What goes wrong meanwhile is dropped.
+template <class... Args>
+void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) noexcept {
+  if (!log_enabled(level)) return;
+  try {
+    log_message(level, fmt::format(format, std::forward<Args>(args)...));
+  } catch (...) {
+  }
+}
 
 }  // namespace lowtide

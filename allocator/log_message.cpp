@@ -1,6 +1,6 @@
 #include "allocator/log_message.h"
 
-#include "allocator/log.h"
+#include "allocator/logger.h"
 
 namespace lowtide {
 namespace {
@@ -21,9 +21,11 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 
 }  // namespace
 
+bool log_enabled(LogLevel level) noexcept { return logger().should_log(to_spdlog(level)); }
+
 void log_message(LogLevel level, std::string_view text) noexcept {
   try {
-    log().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+    logger().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
   } catch (...) {
   }
 }

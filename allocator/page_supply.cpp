@@ -49,7 +49,7 @@ bool PageSupply::has_passed(PlacedArena& placed) {
     return heap_.device.query(placed.last_use);
   } catch (const std::exception& error) {
     // A stream that its owner destroyed, say: its pages stay where they are, and others do without them.
-    log().debug("keeping unused pages mapped: {}", error.what());
+    log(LogLevel::Debug, "keeping unused pages mapped: {}", error.what());
     return false;
   }
 }
@@ -171,7 +171,7 @@ void PageSupply::await_unused() {
         draining.push_back({placed.get(), {}, heap_.events.record(placed->stream)});
       } catch (const std::exception& error) {
         // A stream that its owner destroyed, say: its pages stay where they are.
-        log().warn("keeping {} unused pages mapped: {}", pages.size(), error.what());
+        log(LogLevel::Warn, "keeping {} unused pages mapped: {}", pages.size(), error.what());
         continue;
       }
       for (const Extent& page : pages) placed->arena.withdraw(page.offset);

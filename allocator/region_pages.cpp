@@ -144,7 +144,7 @@ void RegionPages::unmap(const RegionPage& page, const Page& memory) noexcept {
     heap_.device.unmap(page.address, memory.size);
   } catch (const std::exception& error) {
     // Still mapped, so it can serve nobody else: better lost than handed out twice.
-    log().error("a page of {} is lost: {}", format_bytes(memory.size), error.what());
+    log(LogLevel::Error, "a page of {} is lost: {}", format_bytes(memory.size), error.what());
     return;
   }
   give_back({memory});

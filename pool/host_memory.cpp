@@ -87,7 +87,8 @@ void HostSlice::prepare() noexcept {
   } catch (const std::exception& error) {
     static std::once_flag once;
     std::call_once(once, [&] {
-      log().warn("host memory stays pageable, so copies are slower: {} (check `ulimit -l`; said once)", error.what());
+      log(LogLevel::Warn, "host memory stays pageable, so copies are slower: {} (check `ulimit -l`; said once)",
+          error.what());
     });
   }
   const std::lock_guard lock(mutex_);
@@ -191,7 +192,7 @@ void HostMemory::start_preparing(HostLease& lease, std::vector<HostSlice*> fresh
     lease.preparers_.reserve(threads);
     for (std::size_t i = 0; i < threads; ++i) lease.preparers_.emplace_back([work] { work->run(); });
   } catch (const std::exception& error) {
-    log().warn("preparing host memory with {} threads only: {}", lease.preparers_.size(), error.what());
+    log(LogLevel::Warn, "preparing host memory with {} threads only: {}", lease.preparers_.size(), error.what());
     if (lease.preparers_.empty()) work->run();
   }
 }

@@ -55,7 +55,7 @@ class Registry {
       const std::lock_guard lock(mutex_);
       sweep();
     } catch (const std::exception& error) {
-      log().error("a region that ended keeps its memory for now: {}", error.what());
+      log(LogLevel::Error, "a region that ended keeps its memory for now: {}", error.what());
     }
   }
 
@@ -100,7 +100,7 @@ void leave(OwnerId owner) noexcept {
     leave_scope(owner);
     scope_changed();
   } catch (const std::exception& error) {
-    log().error("{}", error.what());
+    log(LogLevel::Error, "{}", error.what());
   }
 }
 

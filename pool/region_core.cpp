@@ -76,8 +76,8 @@ void RegionCore::bring_back(Departures& departures) noexcept {
     try {
       if (some_left) mover_of(device).restore(id_, images_[device]);
     } catch (const std::exception& error) {
-      log().error("part of region '{}' stays evicted after a failed eviction; restore it to try again: {}", name_,
-                  error.what());
+      log(LogLevel::Error, "part of region '{}' stays evicted after a failed eviction; restore it to try again: {}",
+          name_, error.what());
     }
   }
   count_pinned();

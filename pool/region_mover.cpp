@@ -77,7 +77,8 @@ void RegionMover::evict(OwnerId owner, const std::vector<StreamHandle>& after, H
     try {
       if (some_left) restore(owner, images);
     } catch (const std::exception& error) {
-      log().error("part of a region stays evicted after a failed eviction; restore it to try again: {}", error.what());
+      log(LogLevel::Error, "part of a region stays evicted after a failed eviction; restore it to try again: {}",
+          error.what());
     }
     std::rethrow_exception(failure);
   }

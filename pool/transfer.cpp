@@ -88,8 +88,8 @@ void Departure::settle() noexcept {
   try {
     mover_.device().synchronize(mover_.out_stream());
   } catch (const std::exception& error) {
-    log().error("the device failed during an eviction; {} of host memory are not used again: {}",
-                format_bytes(lease_->bytes()), error.what());
+    log(LogLevel::Error, "the device failed during an eviction; {} of host memory are not used again: {}",
+        format_bytes(lease_->bytes()), error.what());
     new std::shared_ptr<HostLease>(lease_);
   }
 }
@@ -146,7 +146,7 @@ bool Arrival::settle() noexcept {
     mover_.device().synchronize(mover_.in_stream());
     return true;
   } catch (const std::exception& error) {
-    log().error("the device failed during a restore; its pages are not used again: {}", error.what());
+    log(LogLevel::Error, "the device failed during a restore; its pages are not used again: {}", error.what());
     return false;
   }
 }

@@ -40,6 +40,7 @@ if package_changed; then
   echo "==> building in $build and installing lowtide into $venv ($CMAKE_BUILD_PARALLEL_LEVEL jobs)"
   touch "$build/.started"
   run "$venv/bin/python" -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps "--config-settings=build-dir=$build" \
+    "--config-settings=cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG" \
     "--config-settings=cmake.define.LOWTIDE_BUILD_TESTS=${TESTS:-ON}" "--config-settings=cmake.define.LOWTIDE_WERROR=${WERROR:-ON}" .
   mv "$build/.started" "$stamp"
 else

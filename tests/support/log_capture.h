@@ -7,15 +7,15 @@
 #include <sstream>
 #include <string>
 
-#include "allocator/log.h"
+#include "allocator/logger.h"
 
 namespace lowtide::testing {
 
 /// Pre: no other thread logs while one is made or destroyed.
 class LogCapture {
  public:
-  LogCapture() { log().sinks().push_back(std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)); }
-  ~LogCapture() { log().sinks().pop_back(); }
+  LogCapture() { logger().sinks().push_back(std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)); }
+  ~LogCapture() { logger().sinks().pop_back(); }
   LogCapture(const LogCapture&) = delete;
   LogCapture& operator=(const LogCapture&) = delete;
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "allocator/logger.h"
 #include "tests/support/log_capture.h"
 
 namespace lowtide {
@@ -17,17 +18,17 @@ namespace {
   } else {
     setenv("LOWTIDE_LOG", level, 1);
   }
-  log().debug("a debug line");
-  log().info("an info line");
-  log().warn("a warn line");
-  log().error("an error line");
+  log(LogLevel::Debug, "a debug line");
+  log(LogLevel::Info, "an info line");
+  log(LogLevel::Warn, "a warn line");
+  log(LogLevel::Error, "an error line");
   std::fputs("end", stderr);
   std::exit(0);
 }
 
 class LogDeathTest : public ::testing::Test {
  protected:
-  // Runs each statement in a fresh process, where log() was not used yet.
+  // Runs each statement in a fresh process, where the log was not used yet.
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
@@ -49,8 +50,8 @@ TEST_F(LogDeathTest, WarnsOnceOfAnUnknownLevelAndKeepsTheDefault) {
 
 [[noreturn]] void log_from_an_exit_handler() {
   // Registered before the log is made, so it runs after the log would have been destroyed.
-  std::atexit([] { log().warn("at exit"); });
-  log().set_level(spdlog::level::warn);
+  std::atexit([] { log(LogLevel::Warn, "at exit"); });
+  logger().set_level(spdlog::level::warn);
   std::exit(0);
 }
 
@@ -59,14 +60,14 @@ TEST_F(LogDeathTest, IsUsableWhileTheProcessExits) {
 }
 
 TEST(Log, IsOneLoggerForAll) {
-  EXPECT_EQ(&log(), &log());
-  EXPECT_EQ(log().name(), "lowtide");
+  EXPECT_EQ(&logger(), &logger());
+  EXPECT_EQ(logger().name(), "lowtide");
 }
 
 TEST(LogCapture, HearsOnlyWhileItLives) {
-  log().warn("before");
+  log(LogLevel::Warn, "before");
   testing::LogCapture heard;
-  log().warn("meanwhile {}", 7);
+  log(LogLevel::Warn, "meanwhile {}", 7);
   EXPECT_NE(heard.text().find("meanwhile 7"), std::string::npos);
   EXPECT_EQ(heard.text().find("before"), std::string::npos);
 }

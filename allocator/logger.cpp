@@ -1,4 +1,4 @@
-#include "allocator/log.h"
+#include "allocator/logger.h"
 
 #include <spdlog/sinks/stdout_sinks.h>
 
@@ -39,9 +39,9 @@ spdlog::logger* make_logger() {
 
 }  // namespace
 
-spdlog::logger& log() noexcept {
-  static spdlog::logger* const logger = make_logger();
-  return *logger;
+spdlog::logger& logger() noexcept {
+  static spdlog::logger* const instance = make_logger();
+  return *instance;
 }
 
 }  // namespace lowtide
