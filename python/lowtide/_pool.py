@@ -10,7 +10,7 @@ import torch
 from . import _native, _tensors
 from ._errors import LowtideError
 from ._install import require_device
-from ._region import OffloadRegion, regions
+from ._region import OffloadRegion, checked_name, regions
 
 _numbers = itertools.count()
 
@@ -35,8 +35,12 @@ class CPUOffloadPool:
         Args:
             name: Name of the pool's region, used in errors and by :func:`lowtide.region`. Pools of the same name share
                 a region, so they leave together. Default: a name of its own.
+
+        Raises:
+            LowtideError: The name is empty.
+            TypeError: The name is not a string. Tensors are given to :meth:`track`.
         """
-        self._name = name if name is not None else f"CPUOffloadPool-{next(_numbers)}"
+        self._name = checked_name(name) if name is not None else f"CPUOffloadPool-{next(_numbers)}"
         self._region: OffloadRegion | None = None
         self._tracked: dict[int, _native.StorageHandle] = {}
         self._evicted: list[OffloadRegion] = []

@@ -12,6 +12,15 @@ from ._errors import LowtideError
 from ._install import require_device
 
 
+def checked_name(name: str) -> str:
+    """``name``, if it can name a region; raises as :class:`OffloadRegion` does otherwise."""
+    if not isinstance(name, str):
+        raise TypeError(f"a region's name is a string, not {type(name).__name__}")
+    if not name:
+        raise LowtideError("a region needs a name")
+    return name
+
+
 class OffloadRegion:
     """A named region: in a ``with`` block it takes what this thread allocates; as an object it moves it.
 
@@ -38,8 +47,9 @@ class OffloadRegion:
 
         Raises:
             LowtideError: The name is empty.
+            TypeError: The name is not a string.
         """
-        self._native = _native.Region(name)
+        self._native = _native.Region(checked_name(name))
 
     @classmethod
     def _of(cls, native: "_native.Region") -> "OffloadRegion":

@@ -42,11 +42,17 @@ def use_up(device, keep_free=0):
     return hog
 
 
-def test_names():
+@pytest.mark.parametrize("named", [lowtide.OffloadRegion, lowtide.CPUOffloadPool])
+def test_bad_names(named):
     with pytest.raises(lowtide.LowtideError, match="name"):
-        lowtide.OffloadRegion("")
-    with pytest.raises(TypeError):
-        lowtide.OffloadRegion(3)
+        named("")
+    with pytest.raises(TypeError, match="name is a string, not int"):
+        named(3)
+    with pytest.raises(TypeError, match="name is a string, not list"):
+        named([torch.ones(3)])
+
+
+def test_names():
     assert lowtide.OffloadRegion("Überraschung 🌊").name == "Überraschung 🌊"
 
 
