@@ -15,6 +15,8 @@ bool is_block(TileKind kind) { return kind == TileKind::Allocated || kind == Til
 
 bool holds_memory(PageState state) { return state != PageState::Evicted && state != PageState::Restoring; }
 
+bool keeps_live(PageState state) { return state != PageState::Resident && state != PageState::Draining; }
+
 }  // namespace
 
 std::string_view to_string(PageState state) noexcept {
@@ -132,12 +134,10 @@ void Arena::free(Bytes offset) {
     split_at(end);
     const PageState state = slot->second.state;
     if (state == PageState::Resident) paint(begin, end, TileKind::Free);
-    if (!holds_memory(state)) {
-      evicted_bytes_ -= end - begin;
-      slot->second.live_away -= end - begin;
-    }
+    if (!holds_memory(state)) evicted_bytes_ -= end - begin;
+    if (keeps_live(state)) slot->second.live -= end - begin;
     const auto next = std::next(slot);
-    if (state == PageState::Evicted && slot->second.live_away == 0) forget(slot);
+    if (state == PageState::Evicted && slot->second.live == 0) forget(slot);
     slot = next;
   }
 }
@@ -268,10 +268,6 @@ Bytes Arena::begin_evict(const std::vector<Bytes>& pages) {
     }
   }
   const auto leaves = [&](Bytes offset) { return std::ranges::binary_search(pages, offset); };
-  Bytes live = allocated_bytes_ - evicted_bytes_;
-  for (const auto& [offset, slot] : slots_) {
-    if (holds_memory(slot.state) && !leaves(offset)) live -= live_bytes({offset, slot.page.size});
-  }
   std::vector<Extent> free_parts;
   for (const auto& [size, begin] : free_) {
     const Extent tile{begin, size};
@@ -281,15 +277,25 @@ Bytes Arena::begin_evict(const std::vector<Bytes>& pages) {
       free_parts.push_back({from, std::min(tile.end(), slot->first + slot->second.page.size) - from});
     }
   }
-  for (const Bytes offset : pages) slots_.at(offset).state = PageState::Evicting;
-  for (const Extent& part : free_parts) repaint_unallocated(part, TileKind::Withheld);
+  Bytes live = 0;
+  for (const Bytes offset : pages) {
+    Slot& slot = slots_.at(offset);
+    slot.state = PageState::Evicting;
+    slot.live = slot.page.size;
+    live += slot.page.size;
+  }
+  for (const Extent& part : free_parts) {
+    slots_.at(slot_covering(part.offset)->first).live -= part.size;
+    live -= part.size;
+    repaint_unallocated(part, TileKind::Withheld);
+  }
   return live;
 }
 
 Page Arena::finish_evict(Bytes offset) {
   const auto slot = slot_in_state(offset, PageState::Evicting, "end of evict");
   const Page page = slot->second.page;
-  const Bytes live = live_bytes({offset, page.size});
+  const Bytes live = slot->second.live;
   mapped_bytes_ -= page.size;
   slot->second = Slot{{PageHandle{}, page.size}, PageState::Evicted, live};
   evicted_bytes_ += live;
@@ -304,7 +310,7 @@ void Arena::begin_restore(Bytes offset) {
 void Arena::finish_restore(Bytes offset, Page page) {
   const auto slot = slot_in_state(offset, PageState::Restoring, "end of restore");
   if (slot->second.page.size != page.size) fail("restore with a page of another size");
-  const Bytes live = slot->second.live_away;
+  const Bytes live = slot->second.live;
   slot->second = Slot{page, PageState::Resident};
   mapped_bytes_ += page.size;
   evicted_bytes_ -= live;
@@ -323,7 +329,7 @@ void Arena::cancel(Bytes offset) {
       return;
     case PageState::Restoring:
       slot->second.state = PageState::Evicted;
-      if (slot->second.live_away == 0) forget(slot);
+      if (slot->second.live == 0) forget(slot);
       return;
     case PageState::Resident:
     case PageState::Evicted:
@@ -434,7 +440,7 @@ void Arena::check() const {
     const Extent page{offset, slot.page.size};
     if (holds_memory(slot.state)) mapped += page.size;
     if (!holds_memory(slot.state)) evicted += live_bytes(page);
-    if (!holds_memory(slot.state) && live_bytes(page) != slot.live_away) fail("live_away is wrong");
+    if (keeps_live(slot.state) && live_bytes(page) != slot.live) fail("the live bytes of a page are wrong");
     if (slot.state == PageState::Evicted && live_bytes(page) == 0) fail("an evicted page without live bytes");
   }
   if (allocated != allocated_bytes_) fail("allocated_bytes is wrong");

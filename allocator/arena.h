@@ -89,7 +89,7 @@ class Arena {
   void withdraw(Bytes offset);  // Resident, unused -> Draining
   Page detach(Bytes offset);    // Draining -> gone
   /// Resident -> Evicting, for each of `pages` (offsets in ascending order): nothing is placed on them any more. Returns
-  /// the live bytes on them. Looks at no block that leaves: the first copy does not wait for a walk over thousands.
+  /// the live bytes on them. Looks at no block: the first copy does not wait for a walk over thousands.
   Bytes begin_evict(const std::vector<Bytes>& pages);
   Page finish_evict(Bytes offset);               // Evicting -> Evicted, or gone if no live byte is left
   void begin_restore(Bytes offset);              // Evicted -> Restoring
@@ -142,7 +142,7 @@ class Arena {
   struct Slot {
     Page page;
     PageState state;
-    Bytes live_away = 0;  // Allocated bytes on the page while it is Evicted or Restoring
+    Bytes live = 0;  // Allocated bytes on the page, kept while it is Evicting, Evicted or Restoring
   };
   using TileMap = std::map<Bytes, TileValue>;
   using SlotMap = std::map<Bytes, Slot>;
