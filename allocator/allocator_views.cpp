@@ -62,7 +62,8 @@ std::vector<std::pair<DeviceAddress, Bytes>> CachingAllocator::live_ranges(Owner
   MutexLock lock(heap_->mutex);
   for (const auto& [base, placed] : heap_->arenas_by_address) {
     if (placed->owner != owner) continue;
-    placed->arena.for_each_block([&, at = base](Extent block) { ranges.emplace_back(at + block.offset, block.size); });
+    placed->arena.for_each_block(
+        [&, at = base](const Arena::Tile& block) { ranges.emplace_back(at + block.offset, block.size); });
   }
   return ranges;
 }

@@ -35,101 +35,122 @@ std::string_view to_string(PageState state) noexcept {
   return "unknown";
 }
 
-Arena::Arena(Bytes capacity, Bytes granularity) : capacity_(capacity), granularity_(granularity) {
-  insert_tile(0, capacity, TileKind::Vacant);
+Arena::Arena(Bytes capacity, Bytes granularity) : granularity_(granularity), tiles_(capacity, TileKind::Vacant) {
+  prepare_indexes();
+  enter(tiles_.at(0));
 }
 
-// Tiles: every change goes through insert_tile and erase_tile, which keep the indexes and sums.
+// Tiles: before any of them changes it leaves the indexes and sums, and what it became enters them.
 
-void Arena::insert_tile(Bytes offset, Bytes size, TileKind kind) {
-  tiles_.emplace(offset, TileValue{size, kind});
-  if (kind == TileKind::Free) free_.emplace(size, offset);
-  if (kind == TileKind::Vacant) vacant_.insert(offset);
-  if (kind == TileKind::Allocated) allocated_bytes_ += size;
-  if (kind == TileKind::Retired) retired_bytes_ += size;
+void Arena::enter(const Tile& tile) noexcept {
+  if (tile.kind == TileKind::Free) free_.insert({tile.offset, tile.size});
+  if (tile.kind == TileKind::Vacant) vacant_.insert({tile.offset, tile.size});
+  if (tile.kind == TileKind::Allocated) allocated_bytes_ += tile.size;
+  if (tile.kind == TileKind::Retired) retired_bytes_ += tile.size;
 }
 
-void Arena::erase_tile(TileMap::iterator tile) {
-  const auto [offset, value] = *tile;
-  if (value.kind == TileKind::Free) free_.erase({value.size, offset});
-  if (value.kind == TileKind::Vacant) vacant_.erase(offset);
-  if (value.kind == TileKind::Allocated) allocated_bytes_ -= value.size;
-  if (value.kind == TileKind::Retired) retired_bytes_ -= value.size;
-  tiles_.erase(tile);
+void Arena::leave(const Tile& tile) noexcept {
+  if (tile.kind == TileKind::Free) free_.erase({tile.offset, tile.size});
+  if (tile.kind == TileKind::Vacant) vacant_.erase({tile.offset, tile.size});
+  if (tile.kind == TileKind::Allocated) allocated_bytes_ -= tile.size;
+  if (tile.kind == TileKind::Retired) retired_bytes_ -= tile.size;
+}
+
+void Arena::prepare_indexes() {
+  free_.prepare(SizeIndex::kMostPrepared);
+  vacant_.prepare(SizeIndex::kMostPrepared);
+}
+
+/// The Allocated or Retired tile that starts at `offset`.
+std::optional<Arena::Tile> Arena::block_at(Bytes offset) const noexcept {
+  if (!tiles_.starts_at(offset)) return std::nullopt;
+  const Tile tile = tiles_.at(offset);
+  return is_block(tile.kind) ? std::optional(tile) : std::nullopt;
 }
 
 /// Makes a tile start at `offset`, unless a block lies across it: blocks are never cut.
 void Arena::split_at(Bytes offset) {
-  if (offset == 0 || offset == capacity_) return;
-  auto tile = std::prev(tiles_.upper_bound(offset));
-  const auto [begin, value] = *tile;
-  if (begin == offset || is_block(value.kind)) return;
-  erase_tile(tile);
-  insert_tile(begin, offset - begin, value.kind);
-  insert_tile(offset, begin + value.size - offset, value.kind);
+  if (offset == 0 || offset == capacity()) return;
+  const Tile tile = tiles_.covering(offset);
+  if (tile.offset == offset || is_block(tile.kind)) return;
+  prepare_indexes();
+  tiles_.prepare(offset);
+  leave(tile);
+  tiles_.start(offset, tile.kind);
+  enter(tiles_.at(tile.offset));
+  enter(tiles_.at(offset));
 }
 
 /// Replaces the tiles that fill [begin, end) exactly by one of `kind`, merged with neighbours where the kind merges.
 void Arena::paint(Bytes begin, Bytes end, TileKind kind) {
-  auto tile = tiles_.find(begin);
-  while (tile != tiles_.end() && tile->first < end) {
-    const auto next = std::next(tile);
-    erase_tile(tile);
-    tile = next;
-  }
+  prepare_indexes();
+  tiles_.for_each(begin, end, [this](const Tile& tile) { leave(tile); });
+  while (tiles_.at(begin).end() < end) tiles_.merge_with_previous(tiles_.at(begin).end());
   if (kind == TileKind::Free || kind == TileKind::Vacant) {
-    if (tile != tiles_.end() && tile->second.kind == kind) {
-      end = tile->first + tile->second.size;
-      const auto next = std::next(tile);
-      erase_tile(tile);
-      tile = next;
+    if (end < capacity()) {
+      const Tile after = tiles_.at(end);
+      if (after.kind == kind) {
+        leave(after);
+        tiles_.merge_with_previous(end);
+      }
     }
-    if (tile != tiles_.begin() && std::prev(tile)->second.kind == kind) {
-      tile = std::prev(tile);
-      begin = tile->first;
-      erase_tile(tile);
+    if (begin > 0) {
+      const Tile before = tiles_.before(begin);
+      if (before.kind == kind) {
+        leave(before);
+        tiles_.merge_with_previous(begin);
+        begin = before.offset;
+      }
     }
   }
-  insert_tile(begin, end - begin, kind);
+  tiles_.start(begin, kind);
+  enter(tiles_.at(begin));
 }
 
 void Arena::repaint_unallocated(Extent range, TileKind kind) {
   split_at(range.offset);
   split_at(range.end());
-  // A block may reach into the range from before it, so start at the first tile that begins inside.
-  Bytes offset = range.offset;
-  for (auto tile = tiles_.lower_bound(offset); tile != tiles_.end() && tile->first < range.end();
-       tile = tiles_.lower_bound(offset)) {
-    const auto [begin, value] = *tile;
-    offset = begin + value.size;
-    if (!is_block(value.kind)) paint(begin, offset, kind);
+  for (Bytes offset = range.offset; offset < range.end();) {
+    // What begins before the range is a block, or was merged with it just now.
+    const Tile tile = tiles_.covering(offset);
+    offset = tile.end();
+    if (tile.offset >= range.offset && !is_block(tile.kind) && tile.kind != kind) paint(tile.offset, tile.end(), kind);
   }
 }
 
 // Blocks.
 
-std::optional<Bytes> Arena::allocate(Bytes size) {
-  const auto found = free_.lower_bound({size, 0});
-  if (found == free_.end()) return std::nullopt;
-  const auto [tile_size, offset] = *found;
-  erase_tile(tiles_.find(offset));
-  insert_tile(offset, size, TileKind::Allocated);
-  if (tile_size > size) insert_tile(offset + size, tile_size - size, TileKind::Free);
-  return offset;
+std::optional<Bytes> Arena::allocate(Bytes size, std::uint32_t slack) {
+  const auto found = free_.best_fit(size);
+  if (!found) return std::nullopt;
+  const Bytes rest = found->offset + size;
+  if (found->size > size) {
+    free_.prepare(1);
+    tiles_.prepare(rest);
+  }
+  free_.erase(*found);
+  tiles_.start(found->offset, TileKind::Allocated, slack);
+  allocated_bytes_ += size;
+  if (found->size > size) {
+    tiles_.start(rest, TileKind::Free);
+    free_.insert({rest, found->size - size});
+  }
+  return found->offset;
 }
 
 void Arena::free(Bytes offset) {
-  const auto tile = tiles_.find(offset);
-  if (tile == tiles_.end() || !is_block(tile->second.kind)) fail("free of what is no block");
-  const Extent block{offset, tile->second.size};
-  erase_tile(tile);
-  insert_tile(block.offset, block.size, TileKind::Withheld);
-
-  auto slot = slots_.find(slot_covering(block.offset)->first);
-  while (slot != slots_.end() && slot->first < block.end()) {
+  const auto block = block_at(offset);
+  if (!block) fail("free of what is no block");
+  if (away_ == 0) {
+    paint(offset, block->end(), TileKind::Free);
+    return;
+  }
+  paint(offset, block->end(), TileKind::Withheld);
+  auto slot = slots_.find(slot_covering(offset)->first);
+  while (slot != slots_.end() && slot->first < block->end()) {
     const Extent page{slot->first, slot->second.page.size};
-    const Bytes begin = std::max(block.offset, page.offset);
-    const Bytes end = std::min(block.end(), page.end());
+    const Bytes begin = std::max(offset, page.offset);
+    const Bytes end = std::min(block->end(), page.end());
     split_at(begin);
     split_at(end);
     const PageState state = slot->second.state;
@@ -143,18 +164,18 @@ void Arena::free(Bytes offset) {
 }
 
 void Arena::retire(Bytes offset) {
-  const auto tile = tiles_.find(offset);
-  if (tile == tiles_.end() || tile->second.kind != TileKind::Allocated) fail("retirement of what is no block");
+  const auto block = block_at(offset);
+  if (!block || block->kind != TileKind::Allocated) fail("retirement of what is no block");
   if (!is_resident(offset)) fail("retirement of a block that is away");
-  const Bytes size = tile->second.size;
-  erase_tile(tile);
-  insert_tile(offset, size, TileKind::Retired);
+  leave(*block);
+  tiles_.start(offset, TileKind::Retired, block->slack);
+  enter(tiles_.at(offset));
 }
 
 bool Arena::is_resident(Bytes offset) const {
-  const auto tile = tiles_.find(offset);
-  if (tile == tiles_.end()) fail("residence of what is no block");
-  const Bytes end = offset + tile->second.size;
+  if (!tiles_.starts_at(offset)) fail("residence of what is no block");
+  if (away_ == 0) return true;
+  const Bytes end = tiles_.at(offset).end();
   for (auto slot = slot_covering(offset); slot != slots_.end() && slot->first < end; ++slot) {
     if (slot->second.state != PageState::Resident) return false;
   }
@@ -162,15 +183,15 @@ bool Arena::is_resident(Bytes offset) const {
 }
 
 Bytes Arena::block_size(Bytes offset) const {
-  const auto tile = tiles_.find(offset);
-  if (tile == tiles_.end() || tile->second.kind != TileKind::Allocated) fail("size of what is no block");
-  return tile->second.size;
+  const auto block = block_at(offset);
+  if (!block || block->kind != TileKind::Allocated) fail("size of what is no block");
+  return block->size;
 }
 
 std::optional<Bytes> Arena::block_containing(Bytes offset) const {
-  const auto tile = std::prev(tiles_.upper_bound(offset));
-  if (tile->second.kind != TileKind::Allocated) return std::nullopt;
-  return tile->first;
+  const Tile tile = tiles_.covering(offset);
+  if (tile.kind != TileKind::Allocated) return std::nullopt;
+  return tile.offset;
 }
 
 // Growth.
@@ -178,32 +199,31 @@ std::optional<Bytes> Arena::block_containing(Bytes offset) const {
 std::optional<Arena::Vacancy> Arena::find_vacancy(Bytes size) const {
   std::optional<Vacancy> best;
   const auto consider = [&](Vacancy candidate) {
-    if (candidate.needed <= candidate.room && (!best || candidate.needed < best->needed)) best = candidate;
+    if (candidate.needed > candidate.room) return;
+    const bool better = !best || candidate.needed < best->needed ||
+                        (candidate.needed == best->needed && candidate.offset < best->offset);
+    if (better) best = candidate;
   };
-  for (const Bytes offset : vacant_) {
-    const auto tile = tiles_.find(offset);
-    const Bytes room = tile->second.size;
-    const auto next = std::next(tile);
-    const bool free_before = tile != tiles_.begin() && std::prev(tile)->second.kind == TileKind::Free;
-    const bool free_after = next != tiles_.end() && next->second.kind == TileKind::Free;
-    const Bytes before = free_before ? std::prev(tile)->second.size : 0;
-    const Bytes after = free_after ? next->second.size : 0;
-    const Extent kept{offset - before, before + room + after};
+  const auto free_bytes = [](const Tile& tile) { return tile.kind == TileKind::Free ? tile.size : 0; };
+  vacant_.for_each_from(0, [&](const Extent& vacant) {
+    const Bytes room = vacant.size;
+    const Bytes before = vacant.offset > 0 ? free_bytes(tiles_.before(vacant.offset)) : 0;
+    const Bytes after = vacant.end() < capacity() ? free_bytes(tiles_.at(vacant.end())) : 0;
+    const Extent kept{vacant.offset - before, before + room + after};
     // allocate() just failed, so neither neighbour holds the block alone.
-    if (before < size) consider({offset, round_up(size - before, granularity_), room, kept});
+    if (before < size) consider({vacant.offset, round_up(size - before, granularity_), room, kept});
     if (after > 0 && after < size) {
       const Bytes needed = round_up(size - after, granularity_);
-      if (needed <= room) consider({offset + room - needed, needed, needed, kept});
+      if (needed <= room) consider({vacant.end() - needed, needed, needed, kept});
     }
-    if (before + room + after >= size) consider({offset, room, room, kept});
-  }
+    if (kept.size >= size) consider({vacant.offset, room, room, kept});
+  });
   return best;
 }
 
 void Arena::attach(Bytes offset, Page page) {
-  const auto tile = std::prev(tiles_.upper_bound(offset));
-  const bool fits = tile->second.kind == TileKind::Vacant && offset + page.size <= tile->first + tile->second.size;
-  if (!fits) fail("attach where the address range is taken");
+  const Tile tile = tiles_.covering(offset);
+  if (tile.kind != TileKind::Vacant || offset + page.size > tile.end()) fail("attach where the address range is taken");
   slots_.emplace(offset, Slot{page, PageState::Resident});
   mapped_bytes_ += page.size;
   repaint_unallocated({offset, page.size}, TileKind::Free);
@@ -230,17 +250,17 @@ Arena::SlotMap::iterator Arena::slot_in_state(Bytes offset, PageState expected, 
 
 Bytes Arena::bytes_of(TileKind kind, Extent range) const {
   Bytes bytes = 0;
-  auto tile = std::prev(tiles_.upper_bound(range.offset));
-  for (; tile != tiles_.end() && tile->first < range.end(); ++tile) {
-    if (tile->second.kind != kind) continue;
-    bytes += std::min(tile->first + tile->second.size, range.end()) - std::max(tile->first, range.offset);
-  }
+  tiles_.for_each(range.offset, range.end(), [&](const Tile& tile) {
+    if (tile.kind == kind) bytes += std::min(tile.end(), range.end()) - std::max(tile.offset, range.offset);
+  });
   return bytes;
 }
 
+/// Pre: the page is not Resident.
 void Arena::forget(SlotMap::iterator slot) {
   const Extent page{slot->first, slot->second.page.size};
   slots_.erase(slot);
+  --away_;
   repaint_unallocated(page, TileKind::Vacant);
 }
 
@@ -249,6 +269,7 @@ void Arena::withdraw(Bytes offset) {
   const Extent page{offset, slot->second.page.size};
   if (bytes_of(TileKind::Free, page) != page.size) fail("withdraw of a page in use");
   slot->second.state = PageState::Draining;
+  ++away_;
   repaint_unallocated(page, TileKind::Withheld);
 }
 
@@ -269,14 +290,13 @@ Bytes Arena::begin_evict(const std::vector<Bytes>& pages) {
   }
   const auto leaves = [&](Bytes offset) { return std::ranges::binary_search(pages, offset); };
   std::vector<Extent> free_parts;
-  for (const auto& [size, begin] : free_) {
-    const Extent tile{begin, size};
+  free_.for_each_from(0, [&](const Extent& tile) {
     for (auto slot = slot_covering(tile.offset); slot != slots_.end() && slot->first < tile.end(); ++slot) {
       if (!leaves(slot->first)) continue;
       const Bytes from = std::max(tile.offset, slot->first);
       free_parts.push_back({from, std::min(tile.end(), slot->first + slot->second.page.size) - from});
     }
-  }
+  });
   Bytes live = 0;
   for (const Bytes offset : pages) {
     Slot& slot = slots_.at(offset);
@@ -284,6 +304,7 @@ Bytes Arena::begin_evict(const std::vector<Bytes>& pages) {
     slot.live = slot.page.size;
     live += slot.page.size;
   }
+  away_ += pages.size();
   for (const Extent& part : free_parts) {
     slots_.at(slot_covering(part.offset)->first).live -= part.size;
     live -= part.size;
@@ -312,6 +333,7 @@ void Arena::finish_restore(Bytes offset, Page page) {
   if (slot->second.page.size != page.size) fail("restore with a page of another size");
   const Bytes live = slot->second.live;
   slot->second = Slot{page, PageState::Resident};
+  --away_;
   mapped_bytes_ += page.size;
   evicted_bytes_ -= live;
   if (live != page.size) repaint_unallocated({offset, page.size}, TileKind::Free);
@@ -325,6 +347,7 @@ void Arena::cancel(Bytes offset) {
     case PageState::Draining:
     case PageState::Evicting:
       slot->second.state = PageState::Resident;
+      --away_;
       repaint_unallocated(page, TileKind::Free);
       return;
     case PageState::Restoring:
@@ -350,13 +373,12 @@ std::vector<Extent> Arena::pages(PageState state) const {
 std::vector<Extent> Arena::unused_pages() const {
   std::vector<Extent> found;
   // An unused page lies in one Free tile, so only tiles at least as large as the smallest page are looked at.
-  for (auto it = free_.lower_bound({granularity_, 0}); it != free_.end(); ++it) {
-    const Extent tile{it->second, it->first};
+  free_.for_each_from(granularity_, [&](const Extent& tile) {
     for (auto slot = slots_.lower_bound(tile.offset); slot != slots_.end() && slot->first < tile.end(); ++slot) {
       const Extent page{slot->first, slot->second.page.size};
       if (page.end() <= tile.end()) found.push_back(page);
     }
-  }
+  });
   return found;
 }
 
@@ -378,71 +400,71 @@ std::vector<std::pair<Bytes, Page>> Arena::mapped_pages() const {
 std::vector<Extent> Arena::live_runs(Bytes page_offset) const {
   const Extent page{page_offset, slots_.at(page_offset).page.size};
   std::vector<Extent> runs;
-  auto tile = std::prev(tiles_.upper_bound(page.offset));
-  for (; tile != tiles_.end() && tile->first < page.end(); ++tile) {
-    if (tile->second.kind != TileKind::Allocated) continue;
-    const Bytes begin = std::max(tile->first, page.offset);
-    const Bytes end = std::min(tile->first + tile->second.size, page.end());
+  tiles_.for_each(page.offset, page.end(), [&](const Tile& tile) {
+    if (tile.kind != TileKind::Allocated) return;
+    const Bytes begin = std::max(tile.offset, page.offset);
+    const Bytes end = std::min(tile.end(), page.end());
     if (!runs.empty() && runs.back().end() == begin) {
       runs.back().size += end - begin;
     } else {
       runs.push_back({begin, end - begin});
     }
-  }
+  });
   return runs;
 }
 
 std::vector<Arena::Tile> Arena::tiles() const {
   std::vector<Tile> found;
-  found.reserve(tiles_.size());
-  for (const auto& [offset, value] : tiles_) found.push_back({offset, value.size, value.kind});
+  tiles_.for_each(0, capacity(), [&](const Tile& tile) { found.push_back(tile); });
   return found;
 }
 
 void Arena::check() const {
   Bytes expected = 0, allocated = 0, retired = 0, evicted = 0, mapped = 0;
-  std::size_t free_tiles = 0, vacant_tiles = 0;
+  std::size_t free_tiles = 0, vacant_tiles = 0, away = 0;
   std::optional<TileKind> previous;
-  for (const auto& [offset, tile] : tiles_) {
-    if (offset != expected || tile.size == 0) fail("tiles do not cover the range");
-    expected = offset + tile.size;
+  tiles_.for_each(0, capacity(), [&](const Tile& tile) {
+    if (tile.offset != expected || tile.size == 0) fail("tiles do not cover the range");
+    expected = tile.end();
     const bool merges = tile.kind == TileKind::Free || tile.kind == TileKind::Vacant;
     if (merges && previous == tile.kind) fail("neighbours that were not merged");
     previous = tile.kind;
     if (tile.kind == TileKind::Free) {
       ++free_tiles;
-      if (!free_.contains({tile.size, offset})) fail("a free tile without its index entry");
+      if (!free_.contains({tile.offset, tile.size})) fail("a free tile without its index entry");
     }
     if (tile.kind == TileKind::Vacant) {
       ++vacant_tiles;
-      if (!vacant_.contains(offset)) fail("a vacant tile without its index entry");
-      const auto after = slots_.lower_bound(offset + tile.size);
-      if (after != slots_.begin() && std::prev(after)->first + std::prev(after)->second.page.size > offset) {
+      if (!vacant_.contains({tile.offset, tile.size})) fail("a vacant tile without its index entry");
+      const auto after = slots_.lower_bound(tile.end());
+      if (after != slots_.begin() && std::prev(after)->first + std::prev(after)->second.page.size > tile.offset) {
         fail("a vacant tile on a page");
       }
-      continue;
+      return;
     }
     if (tile.kind == TileKind::Allocated) allocated += tile.size;
     if (tile.kind == TileKind::Retired) retired += tile.size;
-    for (Bytes at = offset; at < offset + tile.size;) {
+    for (Bytes at = tile.offset; at < tile.end();) {
       const auto slot = slot_covering(at);
-      const Bytes page_end = slot->first + slot->second.page.size;
       const bool resident = slot->second.state == PageState::Resident;
       if (tile.kind == TileKind::Free && !resident) fail("a free tile on a page that is not resident");
       if (tile.kind == TileKind::Retired && !resident) fail("a retired block on a page that is not resident");
       if (tile.kind == TileKind::Withheld && resident) fail("a withheld tile on a resident page");
-      at = page_end;
+      at = slot->first + slot->second.page.size;
     }
-  }
-  if (expected != capacity_) fail("tiles do not reach the end");
+  });
+  if (expected != capacity()) fail("tiles do not reach the end");
   if (free_tiles != free_.size() || vacant_tiles != vacant_.size()) fail("stale index entries");
   for (const auto& [offset, slot] : slots_) {
     const Extent page{offset, slot.page.size};
+    const Bytes live = live_bytes(page);
+    if (slot.state != PageState::Resident) ++away;
     if (holds_memory(slot.state)) mapped += page.size;
-    if (!holds_memory(slot.state)) evicted += live_bytes(page);
-    if (keeps_live(slot.state) && live_bytes(page) != slot.live) fail("the live bytes of a page are wrong");
-    if (slot.state == PageState::Evicted && live_bytes(page) == 0) fail("an evicted page without live bytes");
+    if (!holds_memory(slot.state)) evicted += live;
+    if (keeps_live(slot.state) && live != slot.live) fail("the live bytes of a page are wrong");
+    if (slot.state == PageState::Evicted && live == 0) fail("an evicted page without live bytes");
   }
+  if (away != away_) fail("the number of pages away is wrong");
   if (allocated != allocated_bytes_) fail("allocated_bytes is wrong");
   if (retired != retired_bytes_) fail("retired_bytes is wrong");
   if (evicted != evicted_bytes_) fail("evicted_bytes is wrong");

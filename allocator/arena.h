@@ -5,30 +5,15 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "allocator/page_pool.h"
+#include "allocator/size_index.h"
+#include "allocator/tile_map.h"
 
 namespace lowtide {
-
-struct Extent {
-  Bytes offset = 0;
-  Bytes size = 0;
-  Bytes end() const noexcept { return offset + size; }
-  friend bool operator==(const Extent&, const Extent&) = default;
-};
-
-/// What a range of an arena is.
-enum class TileKind : std::uint8_t {
-  Allocated,  // one block, handed out
-  Retired,    // one block, freed, but a stream may still use it
-  Free,       // memory behind it, may be handed out
-  Withheld,   // unused, on a page that is leaving, away or coming back: may not be handed out
-  Vacant,     // address space only
-};
 
 /// Where the memory of a page is. Legal moves: Resident -> Draining -> (gone); Resident -> Evicting -> Evicted (or gone)
 /// -> Restoring -> Resident; and the way back of each unfinished move.
@@ -49,16 +34,16 @@ std::string_view to_string(PageState state) noexcept;
 ///   allocated_bytes == sum of Allocated tiles; evicted_bytes == their part on Evicted and Restoring pages.
 class Arena {
  public:
-  /// Blocks start and end at multiples of this.
-  static constexpr Bytes kAlignment = 512;
+  using Tile = TileMap::Tile;
 
-  /// Pre: capacity is a multiple of granularity, granularity of kAlignment.
+  /// Pre: capacity is a multiple of granularity and below SizeIndex::kLimit, granularity a multiple of kBlockUnit.
   Arena(Bytes capacity, Bytes granularity);
 
-  // Blocks. Sizes are multiples of kAlignment.
+  // Blocks. Sizes are multiples of kBlockUnit.
 
-  /// Offset of a block in the smallest Free tile that holds it, the lowest of equals; nothing if no tile does.
-  std::optional<Bytes> allocate(Bytes size);
+  /// Offset of a block in the smallest Free tile that holds it, the lowest of equals; nothing if no tile does. `slack`
+  /// bytes at its end, fewer than kBlockUnit, were not asked for. Throws std::bad_alloc and has changed nothing then.
+  std::optional<Bytes> allocate(Bytes size, std::uint32_t slack = 0);
   /// Ends the block at `offset`. Bytes on pages that are away become Withheld; an Evicted page that held only this
   /// block is forgotten. Pre: an Allocated or Retired block starts there.
   void free(Bytes offset);
@@ -108,47 +93,42 @@ class Arena {
   /// Allocated bytes on the page at `page_offset`, in order, neighbours as one.
   std::vector<Extent> live_runs(Bytes page_offset) const;
 
-  /// Calls `visit` with the extent of each Allocated block, in order.
+  /// Calls `visit` with each Allocated tile, in order.
   template <class Visit>
   void for_each_block(Visit&& visit) const {
-    for (const auto& [offset, tile] : tiles_) {
-      if (tile.kind == TileKind::Allocated) visit(Extent{offset, tile.size});
-    }
+    tiles_.for_each(0, capacity(), [&](const Tile& tile) {
+      if (tile.kind == TileKind::Allocated) visit(tile);
+    });
   }
 
-  struct Tile {
-    Bytes offset;
-    Bytes size;
-    TileKind kind;
-  };
   std::vector<Tile> tiles() const;
 
-  Bytes capacity() const noexcept { return capacity_; }
+  Bytes capacity() const noexcept { return tiles_.capacity(); }
   Bytes allocated_bytes() const noexcept { return allocated_bytes_; }
   Bytes evicted_bytes() const noexcept { return evicted_bytes_; }
   Bytes retired_bytes() const noexcept { return retired_bytes_; }
   /// Bytes of pages that hold device memory for this arena (all states but Evicted and Restoring).
   Bytes mapped_bytes() const noexcept { return mapped_bytes_; }
   bool empty() const noexcept { return slots_.empty(); }
+  /// Bytes of memory that the bookkeeping of tiles occupies.
+  Bytes metadata_bytes() const noexcept { return tiles_.metadata_bytes() + free_.metadata_bytes(); }
 
   /// Walks everything; throws std::logic_error that names the first broken invariant.
   void check() const;
 
  private:
-  struct TileValue {
-    Bytes size;
-    TileKind kind;
-  };
   struct Slot {
     Page page;
     PageState state;
     Bytes live = 0;  // Allocated bytes on the page, kept while it is Evicting, Evicted or Restoring
   };
-  using TileMap = std::map<Bytes, TileValue>;
   using SlotMap = std::map<Bytes, Slot>;
 
-  void insert_tile(Bytes offset, Bytes size, TileKind kind);
-  void erase_tile(TileMap::iterator tile);
+  /// The indexes and sums take note of a tile, or forget it. Pre of enter: prepare() of the indexes.
+  void enter(const Tile& tile) noexcept;
+  void leave(const Tile& tile) noexcept;
+  void prepare_indexes();
+  std::optional<Tile> block_at(Bytes offset) const noexcept;
   void split_at(Bytes offset);
   void paint(Bytes begin, Bytes end, TileKind kind);
   void repaint_unallocated(Extent range, TileKind kind);
@@ -159,12 +139,11 @@ class Arena {
   Bytes live_bytes(Extent range) const { return bytes_of(TileKind::Allocated, range); }
   void forget(SlotMap::iterator slot);
 
-  const Bytes capacity_;
   const Bytes granularity_;
   TileMap tiles_;
   SlotMap slots_;
-  std::set<std::pair<Bytes, Bytes>> free_;  // (size, offset) of Free tiles
-  std::set<Bytes> vacant_;                  // offsets of Vacant tiles
+  SizeIndex free_, vacant_;  // tiles of these kinds
+  std::size_t away_ = 0;     // slots that are not Resident: while there are none, blocks need no look at their pages
   Bytes allocated_bytes_ = 0;
   Bytes evicted_bytes_ = 0;
   Bytes retired_bytes_ = 0;

@@ -72,7 +72,7 @@ DeviceAddress CachingAllocator::allocate(Bytes size, StreamHandle stream, OwnerI
   if (size > kMaxRequest) {
     throw OutOfMemory(heap_->device.index(), size, "more than 1 EiB was asked for");
   }
-  const Bytes rounded = round_up(size, Arena::kAlignment);
+  const Bytes rounded = round_up(size, kBlockUnit);
   const SizeClass size_class = rounded <= heap_->options.small_limit ? SizeClass::Small : SizeClass::Large;
   PageSupply supply(*heap_);
   std::optional<Bytes> held_before;

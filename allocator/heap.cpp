@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <stdexcept>
 
@@ -16,7 +17,8 @@ namespace {
 /// Addresses cost nothing, but a process has 128 TiB of them in all, and regions may be many.
 Bytes arena_capacity(Bytes total, Bytes page, const Heap::ArenaKey& key) {
   const bool large_ordinary = std::get<OwnerId>(key) == kNoOwner && std::get<SizeClass>(key) == SizeClass::Large;
-  return round_up(large_ordinary ? 4 * total : total + total / 8, page);
+  const Bytes wanted = round_up(large_ordinary ? 4 * total : total + total / 8, page);
+  return std::min(wanted, round_down(SizeIndex::kLimit - 1, page));
 }
 
 std::int64_t signed_difference(Bytes after, Bytes before) {

@@ -47,6 +47,17 @@ constexpr Bytes round_up(Bytes n, Bytes unit) { return (n + unit - 1) / unit * u
 /// Largest multiple of `unit` not above `n`. Pre: unit > 0.
 constexpr Bytes round_down(Bytes n, Bytes unit) { return n / unit * unit; }
 
+/// A range of offsets.
+struct Extent {
+  Bytes offset = 0;
+  Bytes size = 0;
+  Bytes end() const noexcept { return offset + size; }
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+/// Blocks start and end at multiples of this: what CUDA guarantees of its own allocations at least, and torch relies on.
+inline constexpr Bytes kBlockUnit = 512;
+
 /// Who a block belongs to: an offload region, or nobody (ordinary memory).
 enum class OwnerId : std::uint32_t {};
 inline constexpr OwnerId kNoOwner{0};

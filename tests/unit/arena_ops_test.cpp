@@ -17,7 +17,7 @@
 namespace lowtide {
 namespace {
 
-constexpr Bytes kUnit = Arena::kAlignment;
+constexpr Bytes kUnit = kBlockUnit;
 constexpr std::size_t kUnitsPerPage = 4;
 constexpr std::size_t kPages = 12;
 constexpr std::size_t kUnits = kPages * kUnitsPerPage;

@@ -8,7 +8,7 @@
 namespace lowtide {
 namespace {
 
-constexpr Bytes kUnit = Arena::kAlignment;
+constexpr Bytes kUnit = kBlockUnit;
 constexpr Bytes kPage = 4_KiB;
 
 /// An arena of eight small pages, its page handles counted from 1.
