@@ -11,12 +11,13 @@ python="$(command -v "${PYTHON:-python3}")" || { echo "${PYTHON:-python3} was no
 build="${BUILD:-build-gpu}"
 jobs="${JOBS:-$(nproc)}"
 
-"$python" - <<'PYTHON'
+"$python" - "$what" <<'PYTHON'
 import sys
+command = {"test": "make test-gpu", "bench": "make bench"}[sys.argv[1]]
 try:
     import torch
 except ImportError:
-    sys.exit(f"{sys.executable} has no torch. Name the Python that has it: make test-gpu PYTHON=/path/to/python3")
+    sys.exit(f"{sys.executable} has no torch. Name the Python that has it: {command} PYTHON=/path/to/python3")
 if not torch.cuda.is_available():
     sys.exit(f"torch {torch.__version__} of {sys.executable} sees no GPU. Without one, use `make test`.")
 print(f"==> {torch.cuda.get_device_name(0)}, torch {torch.__version__}, Python {sys.version.split()[0]}")
