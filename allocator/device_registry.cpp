@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 
+#include "allocator/bytes_format.h"
 #include "allocator/cuda_device.h"
 #include "allocator/errors.h"
 #include "allocator/fork_guard.h"
@@ -17,8 +18,8 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-Bytes half_of_memory() {
-  return round_down(static_cast<Bytes>(sysconf(_SC_PHYS_PAGES)) * static_cast<Bytes>(sysconf(_SC_PAGESIZE)) / 2, 2_MiB);
+Bytes memory_of_machine() {
+  return static_cast<Bytes>(sysconf(_SC_PHYS_PAGES)) * static_cast<Bytes>(sysconf(_SC_PAGESIZE));
 }
 
 struct Registry {
@@ -55,7 +56,7 @@ DeviceKind device_kind() noexcept { return registry().kind.load(std::memory_orde
 
 void select_devices(DeviceKind kind, const HostKindOptions& host) {
   Registry& r = registry();
-  r.fork_guard.check();
+  refuse_forked_child();
   MutexLock lock(r.mutex);
   const DeviceKind before = r.kind.load();
   if (before == kind) return;
@@ -69,11 +70,16 @@ void select_devices(DeviceKind kind, const HostKindOptions& host) {
     if (count == 0) throw Misuse(fmt::format("there is no CUDA device: {}", cuda_unavailable_reason()));
   } else if (kind == DeviceKind::Host) {
     count = host.devices;
+    // What a page needs at least; and what could never be used.
+    if (host.memory != 0 && (host.memory < 2_MiB || host.memory > memory_of_machine())) {
+      throw Misuse(fmt::format("a host device of {} cannot be: 2 MiB to the {} of this machine can",
+                               format_bytes(host.memory), format_bytes(memory_of_machine())));
+    }
   }
   if (count < 1 || count > kMaxDevices)
     throw Misuse(fmt::format("{} devices; 1 to {} can be used", count, kMaxDevices));
   r.host = host;
-  if (r.host.memory == 0) r.host.memory = half_of_memory();
+  if (r.host.memory == 0) r.host.memory = round_down(memory_of_machine() / 2, 2_MiB);
   r.count = count;
   r.kind.store(kind, std::memory_order_release);
 }
@@ -82,7 +88,7 @@ int device_count() noexcept { return registry().count.load(std::memory_order_acq
 
 CachingAllocator& allocator_of(int index) {
   Registry& r = registry();
-  r.fork_guard.check();
+  refuse_forked_child();
   if (index < 0 || index >= device_count()) {
     throw Misuse(device_kind() == DeviceKind::None
                      ? std::string("no device was chosen yet: call lowtide.install() first")
@@ -111,6 +117,7 @@ std::vector<CachingAllocator*> existing_allocators() {
 
 CachingAllocator* owner_of(DeviceAddress address) noexcept {
   Registry& r = registry();
+  if (r.fork_guard.in_child()) return nullptr;  // whose memory it is takes a lock to know
   const int count = r.count.load(std::memory_order_acquire);
   for (int i = 0; i < count; ++i) {
     CachingAllocator* allocator = r.allocators[static_cast<std::size_t>(i)].load(std::memory_order_acquire);
@@ -120,5 +127,6 @@ CachingAllocator* owner_of(DeviceAddress address) noexcept {
 }
 
 bool in_forked_child() noexcept { return registry().fork_guard.in_child(); }
+void refuse_forked_child() { registry().fork_guard.check(); }
 
 }  // namespace lowtide

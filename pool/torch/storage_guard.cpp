@@ -1,6 +1,7 @@
 #include "pool/torch/storage_guard.h"
 
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/COW.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -90,6 +91,10 @@ void* bytes_of(const c10::StorageImpl& storage) noexcept {
 Bytes size_of(const c10::StorageImpl& storage) noexcept {
   const c10::SymInt size = storage.sym_nbytes();
   return size.is_heap_allocated() ? 0 : static_cast<Bytes>(size.as_int_unchecked());
+}
+
+bool is_lazy_copy(const c10::StorageImpl& storage) noexcept {
+  return c10::impl::cow::is_cow_data_ptr(const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks());
 }
 
 GuardMessage::GuardMessage(std::string text, std::size_t storages) : text_(std::move(text)) {

@@ -25,6 +25,9 @@ void* bytes_of(const c10::StorageImpl& storage) noexcept;
 /// Size of the storage; 0 where it is symbolic (such storages have no memory).
 Bytes size_of(const c10::StorageImpl& storage) noexcept;
 
+/// Whether the storage shares its bytes with others until somebody writes (torch._lazy_clone, on either side of it).
+bool is_lazy_copy(const c10::StorageImpl& storage) noexcept;
+
 /// What guarded storages say. One for the storages that are guarded together.
 class GuardMessage {
  public:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from . import _native
+from ._arguments import checked_bytes
 from ._errors import LowtideError
+from ._torch_guards import install_torch_guards
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -32,11 +34,16 @@ def install(device: str = "auto", host_memory: int | None = None, host_budget: i
     Raises:
         LowtideError: CUDA is in use already, another allocator took torch's place, there is no such device (the message
             says why), or Lowtide serves another kind of device in this process. Nothing was changed then.
-        ValueError: A size is negative.
+        TypeError, ValueError: A size is no whole number of bytes, or negative.
     """
-    if (host_memory is not None and host_memory < 0) or (host_budget is not None and host_budget < 0):
-        raise ValueError("sizes are bytes and may not be negative")
+    if not isinstance(device, str):
+        raise TypeError(f'device is "auto", "cuda" or "host", not {type(device).__name__}')
+    if host_memory is not None:
+        checked_bytes("host_memory", host_memory)
+    if host_budget is not None:
+        checked_bytes("host_budget", host_budget)
     _native.install(device, host_memory or 0)
+    install_torch_guards()
     if host_budget is not None:
         _native.set_host_budget(host_budget)
 

@@ -1,5 +1,6 @@
 """Moving a set of tensors out and back, whoever made them."""
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterable
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 
 from . import _native, _tensors
+from ._arguments import checked_name
 from ._errors import LowtideError
 from ._install import require_device
-from ._region import OffloadRegion, checked_name, regions
+from ._region import OffloadRegion, regions
 
 _numbers = itertools.count()
 
@@ -121,7 +123,6 @@ class CPUOffloadPool:
             for candidate in leaving:
                 candidate._native.take_changed_storages()  # of earlier evictions, by whomever
             moved = self._evict(leaving)
-            self._offloaded = True
             self._announce(storages, leaving)
             return moved
 
@@ -174,17 +175,20 @@ class CPUOffloadPool:
 
     def _evict(self, leaving: list[OffloadRegion]) -> int:
         """Evicts the regions in turn; if one refuses, brings back those that went before it."""
-        moved = 0
-        for candidate in leaving:
-            try:
-                moved += candidate.evict()
-            except BaseException:
-                for evicted in reversed(self._evicted):
-                    evicted.restore()
-                self._evicted.clear()
-                raise
-            self._evicted.append(candidate)
-        return moved
+        were_here = [candidate for candidate in leaving if candidate.resident_bytes > 0]
+        # Before anything leaves: whatever interrupts this, and whenever, reload() finds all that is away.
+        self._evicted = list(leaving)
+        self._offloaded = True
+        try:
+            return sum(candidate.evict() for candidate in leaving)
+        except BaseException:
+            self._evicted = were_here
+            with contextlib.suppress(RuntimeError):  # what cannot come back now is reload()'s to bring
+                while self._evicted:
+                    self._evicted[-1].restore()
+                    self._evicted.pop()
+                self._offloaded = False
+            raise
 
     def _announce(self, storages: list["_native.StorageHandle"], leaving: list[OffloadRegion]) -> None:
         if self._announced or not storages:

@@ -8,17 +8,9 @@ from typing import Literal
 import torch
 
 from . import _native, _tensors
+from ._arguments import checked_name
 from ._errors import LowtideError
 from ._install import require_device
-
-
-def checked_name(name: str) -> str:
-    """``name``, if it can name a region; raises as :class:`OffloadRegion` does otherwise."""
-    if not isinstance(name, str):
-        raise TypeError(f"a region's name is a string, not {type(name).__name__}")
-    if not name:
-        raise LowtideError("a region needs a name")
-    return name
 
 
 class OffloadRegion:
@@ -37,7 +29,7 @@ class OffloadRegion:
     Everything allocated in the block belongs to the region until it is freed, wherever it is freed.
 
     Safe from any thread. Evict and restore of one region exclude each other; the GIL is released while they run. Nobody
-    may use the region's tensors while they run.
+    may use the region's tensors while they run; a tensor that another thread is making in the region then is one of them.
     """
 
     __slots__ = ("_native",)
@@ -46,8 +38,8 @@ class OffloadRegion:
         """A handle to the region called ``name``, which is made if there is none.
 
         Raises:
-            LowtideError: The name is empty.
-            TypeError: The name is not a string.
+            LowtideError: The name is empty, or the process is a forked child.
+            TypeError, ValueError: The name is not a string, or not one that UTF-8 can hold.
         """
         self._native = _native.Region(checked_name(name))
 

@@ -3,6 +3,8 @@
 import torch
 
 from . import _native
+from ._arguments import checked_bytes
+from ._errors import LowtideError
 from ._install import require_device
 
 
@@ -48,10 +50,17 @@ def memory_stats(device: torch.device | int | str | None = None) -> dict[str, in
 
 
 def _device_index(device: torch.device | int | str | None) -> int:
+    kind = _native.device_kind() or "cuda"
     if isinstance(device, int):
+        if not 0 <= device < 1 << 31:
+            raise LowtideError(f"there is no device {device}")
         return device
-    if device is not None and (index := torch.device(device).index) is not None:
-        return index
+    if device is not None:
+        named = torch.device(device)
+        if named.type != {"cuda": "cuda", "host": "cpu"}[kind]:
+            raise LowtideError(f"Lowtide serves the {kind} device in this process, not '{named.type}'")
+        if named.index is not None:
+            return named.index
     return torch.cuda.current_device() if _native.device_kind() == "cuda" else 0
 
 
@@ -73,11 +82,9 @@ def set_host_budget(budget: int) -> None:
     HostMemoryError and changes nothing.
 
     Raises:
-        ValueError: The budget is negative.
+        TypeError, ValueError: The budget is no whole number of bytes, or negative.
     """
-    if budget < 0:
-        raise ValueError("the budget is in bytes and may not be negative")
-    _native.set_host_budget(budget)
+    _native.set_host_budget(checked_bytes("budget", budget))
 
 
 def host_budget() -> int:

@@ -502,3 +502,40 @@ def test_one_line_is_logged_at_first_use():
     lines = [line for line in result.stderr.splitlines() if "pool 'logged'" in line]
     assert len(lines) == 1
     assert "3 tensors in 1 groups, 3.1 MB" in lines[0]
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_an_interrupted_offload_leaves_a_pool_that_can_come_back(pool, device, monkeypatch, interrupted):
+    regions = [lowtide.OffloadRegion(f"interrupted {interrupted} {i}") for i in range(2)]
+    keeps = []
+    for region in regions:
+        with region:
+            keeps.append(Keep(torch.arange(1000.0, device=device)))
+    pool.track([keep.tensor for keep in keeps])
+    evict = lowtide.OffloadRegion.evict
+    count = itertools.count()
+
+    def evict_and_be_interrupted(region):
+        moved = evict(region)
+        if next(count) == interrupted:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(lowtide.OffloadRegion, "evict", evict_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.offload()
+    assert not pool.offloaded
+    for keep in keeps:
+        keep.check()
+
+    # Interrupted while it brings back too: everything is still reload()'s to bring.
+    restore = lowtide.OffloadRegion.restore
+    monkeypatch.setattr(lowtide.OffloadRegion, "restore", lambda region: (_ for _ in ()).throw(KeyboardInterrupt))
+    count = itertools.count()
+    with pytest.raises(KeyboardInterrupt):
+        pool.offload()
+    assert pool.offloaded
+    monkeypatch.setattr(lowtide.OffloadRegion, "restore", restore)
+    pool.reload()
+    for keep in keeps:
+        keep.check()

@@ -71,6 +71,36 @@ def test_sizes_must_not_be_negative():
             call()
 
 
+def test_sizes_are_whole_numbers():
+    for call in (
+        lambda: lowtide.set_host_budget(None),
+        lambda: lowtide.set_host_budget("8 GiB"),
+        lambda: lowtide.install(host_budget=1e9),
+        lambda: lowtide.install(host_memory="1"),
+    ):
+        with pytest.raises(TypeError, match="whole number of bytes"):
+            call()
+
+
+def test_names_are_text():
+    for name in ("\ud800", "a\0b"):
+        for call in (lowtide.OffloadRegion, lowtide.CPUOffloadPool):
+            with pytest.raises(ValueError, match="name"):
+                call(name)
+
+
+def test_arguments_that_name_no_device():
+    for wrong in ("meta", 1 << 63, -1):
+        with pytest.raises(lowtide.LowtideError, match="device"):
+            lowtide.memory_stats(wrong)
+    with pytest.raises(TypeError, match="auto"):
+        lowtide.install(None)
+
+
+def test_a_host_device_that_no_machine_has():
+    run_script("impossible_host.py")
+
+
 def test_unknown_device():
     with pytest.raises(lowtide.LowtideError, match="auto"):
         lowtide.install("tpu")

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import lowtide
 import pytest
@@ -323,3 +324,44 @@ def test_write_protection_survives_the_restore(region, device):
     with pytest.raises(RuntimeError):
         tensor.add_(1)
     assert tensor.sum().item() == 10
+
+
+def test_sending_to_another_process_raises(region, device):
+    if not on_host():
+        pytest.skip("CUDA tensors are sent by CUDA IPC, which is refused")
+    with region:
+        tensor = torch.ones(8, device=device)
+        layer = torch.nn.Linear(4, 4, device=device)
+    with evicted(region):
+        for sent in (tensor, layer, {"state": [tensor]}):
+            with pytest.raises(RuntimeError, match=f"'{region.name}' is evicted; call region.restore"):
+                ForkingPickler.dumps(sent)
+    ForkingPickler.dumps(tensor)
+    ForkingPickler.dumps(torch.empty(0))
+
+
+def test_asking_whether_it_is_shared_raises(region, device):
+    if not on_host():
+        pytest.skip("every CUDA tensor says that it is shared")
+    with region:
+        tensor = torch.ones(8, device=device)
+    assert not tensor.is_shared()
+    with evicted(region):
+        for ask in (tensor.is_shared, tensor.untyped_storage().is_shared):
+            with pytest.raises(RuntimeError, match="is evicted"):
+                ask()
+    assert torch.ones(8).share_memory_().is_shared()
+
+
+def test_a_lazy_copy_made_outside_keeps_its_region_here(region, device):
+    with region:
+        tensor = torch.ones(8, device=device)
+    copy = torch._lazy_clone(tensor)
+    with pytest.raises(lowtide.LowtideError, match="lazy copy"):
+        region.evict()
+    assert copy.sum().item() == tensor.sum().item() == 8
+    copy.add_(1)
+    tensor.add_(0)  # the last one that shares takes the bytes
+    with evicted(region):
+        assert copy.sum().item() == 16
+    assert tensor.sum().item() == 8
