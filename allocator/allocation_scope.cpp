@@ -1,5 +1,6 @@
 #include "allocator/allocation_scope.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "allocator/errors.h"
@@ -18,6 +19,8 @@ std::vector<OwnerId>& scopes() {
 }  // namespace
 
 OwnerId current_owner() noexcept { return innermost; }
+
+bool in_scope_of(OwnerId owner) noexcept { return std::ranges::find(scopes(), owner) != scopes().end(); }
 
 void enter_scope(OwnerId owner) {
   scopes().push_back(owner);

@@ -9,6 +9,9 @@ namespace lowtide {
 /// Owner of allocations of this thread now; kNoOwner outside any scope.
 OwnerId current_owner() noexcept;
 
+/// Whether a scope of `owner` is open on this thread, innermost or not.
+bool in_scope_of(OwnerId owner) noexcept;
+
 /// Makes `owner` (kNoOwner: nobody) the owner of this thread's allocations until leave_scope().
 void enter_scope(OwnerId owner);
 

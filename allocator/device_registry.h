@@ -34,11 +34,14 @@ CachingAllocator& allocator_of(int index);
 /// Allocators made so far, in order of device. Creates nothing.
 std::vector<CachingAllocator*> existing_allocators();
 
-/// The allocator that owns `address`, or null.
+/// The allocator that owns `address`, or null; null in a forked child.
 CachingAllocator* owner_of(DeviceAddress address) noexcept;
 
 /// True in a child that fork() made after devices were chosen: device memory belongs to the parent, and every
 /// operation here throws Misuse. The host device's blocks must not be touched either.
 bool in_forked_child() noexcept;
+/// Throws Misuse in such a child. For what takes a lock, first: another thread of the parent may have held it while it
+/// forked, and nobody lets it go here.
+void refuse_forked_child();
 
 }  // namespace lowtide

@@ -28,7 +28,7 @@ bool ForkGuard::in_child() const noexcept { return forks_so_far.load(std::memory
 void ForkGuard::check() const {
   if (!in_child()) return;
   throw Misuse(
-      "the process was forked; device memory and streams belong to the parent. "
+      "the process was forked; device memory, streams and offload regions belong to the parent. "
       "Start workers with the \"spawn\" method, or allocate only after the fork");
 }
 

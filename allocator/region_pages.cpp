@@ -101,6 +101,13 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
   Bytes needed = 0;
   std::optional<Bytes> held_before;
   for (const RegionPage& page : pages) needed += page.size;
+  const auto give_back_acquired = [&] {
+    acquired.resize(count);
+    give_back(acquired);
+    MutexLock lock(heap_.mutex);
+    heap_.pool.shrink_to(held_before.value_or(0));
+    heap_.refresh_stats();
+  };
   PageSupply supply(heap_);
   try {
     for (Remedy tried = Remedy::None; tried != Remedy::Exhausted; tried = supply.apply_next(tried)) {
@@ -114,19 +121,20 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
       heap_.refresh_stats();
       if (count == pages.size()) return acquired;
     }
-    MutexLock lock(heap_.mutex);
-    ++heap_.stats.num_ooms;
-    throw OutOfMemory(heap_.device.index(), needed,
-                      fmt::format("{} are needed to restore the region; {} of the device are free",
-                                  format_bytes(needed), format_bytes(heap_.device.memory().free)));
   } catch (...) {
-    acquired.resize(count);
-    give_back(acquired);
-    MutexLock lock(heap_.mutex);
-    heap_.pool.shrink_to(held_before.value_or(0));
-    heap_.refresh_stats();
+    give_back_acquired();
     throw;
   }
+  // First what was taken goes back, so that the message has the figures that the caller finds.
+  give_back_acquired();
+  MutexLock lock(heap_.mutex);
+  ++heap_.stats.num_ooms;
+  throw OutOfMemory(
+      heap_.device.index(), needed,
+      fmt::format("{} of device memory are needed; {} of the device are free, and {} in pages that Lowtide keeps. Free "
+                  "or evict something and restore again: the bytes are safe on the host",
+                  format_bytes(needed), format_bytes(heap_.device.memory().free),
+                  format_bytes(heap_.pool.free_bytes())));
 }
 
 void RegionPages::give_back(const std::vector<Page>& pages) noexcept {
@@ -154,6 +162,17 @@ void RegionPages::finish_restore(const RegionPage& page, const Page& memory) {
   MutexLock lock(heap_.mutex);
   const Heap::Accounting accounting(heap_, *page.placed);
   page.placed->arena.finish_restore(page.offset, memory);
+}
+
+std::vector<DeviceAddress> RegionPages::pages_away(OwnerId owner) const {
+  std::vector<DeviceAddress> away;
+  MutexLock lock(heap_.mutex);
+  for_each_arena(owner, [&](const PlacedArena& placed) {
+    for (const PageState state : {PageState::Evicted, PageState::Restoring}) {
+      for (const Extent& page : placed.arena.pages(state)) away.push_back(placed.base + page.offset);
+    }
+  });
+  return away;
 }
 
 RegionPages::Usage RegionPages::usage(OwnerId owner) const {

@@ -53,6 +53,9 @@ class RegionPages {
   void finish_restore(const RegionPage& page, const Page& memory);
   void cancel_restore(const RegionPage& page) noexcept;
 
+  /// Addresses of the owner's pages without memory: those Evicted, and those Restoring.
+  std::vector<DeviceAddress> pages_away(OwnerId owner) const;
+
   struct Usage {
     Bytes allocated = 0;  // live bytes of the owner
     Bytes evicted = 0;    // of them, away

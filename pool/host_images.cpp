@@ -9,6 +9,11 @@ void HostImages::add(PageImage image, std::shared_ptr<HostLease> lease) {
   pages_.insert_or_assign(address, Held{std::move(image), std::move(lease)});
 }
 
+void HostImages::keep_only(const std::vector<DeviceAddress>& pages) {
+  const std::set<DeviceAddress> kept(pages.begin(), pages.end());
+  std::erase_if(pages_, [&](const auto& entry) { return !kept.contains(entry.first); });
+}
+
 Bytes HostImages::bytes() const {
   std::set<const HostLease*> leases;
   Bytes sum = 0;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "pool/copy_plan.h"
 #include "pool/host_memory.h"
@@ -20,6 +21,8 @@ class HostImages {
   const std::shared_ptr<HostLease>& lease_of(DeviceAddress address) const { return pages_.at(address).lease; }
   void erase(DeviceAddress address) noexcept { pages_.erase(address); }
   void clear() noexcept { pages_.clear(); }
+  /// Drops the images of all pages but these (in any order).
+  void keep_only(const std::vector<DeviceAddress>& pages);
   /// Host memory held, in bytes.
   Bytes bytes() const;
 

@@ -33,6 +33,7 @@ RegionMover& mover_of(int index) {
 }
 
 std::map<int, RegionMover*> existing_movers() {
+  refuse_forked_child();
   Movers& all = movers();
   const std::lock_guard lock(all.mutex);
   std::map<int, RegionMover*> found;
@@ -51,6 +52,7 @@ PoolStats pool_stats(int device) {
 }
 
 Bytes trim_host() {
+  for (const Region& region : Region::all()) region.core().drop_images_of_freed();
   Bytes bytes = 0;
   for (const auto& [index, mover] : existing_movers()) bytes += mover->host_memory().trim();
   return bytes;

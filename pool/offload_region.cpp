@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cwchar>
+#include <locale>
+#include <string>
 
 #include "allocator/allocation_scope.h"
 #include "allocator/device_registry.h"
@@ -13,6 +16,21 @@
 
 namespace lowtide {
 namespace {
+
+/// Names are shown in Python, which takes no other text.
+bool is_utf8(std::string_view text) {
+  const std::u8string bytes(text.begin(), text.end());
+  std::u32string decoded(bytes.size(), U'\0');
+  std::mbstate_t state{};
+  const char8_t* bytes_end = nullptr;
+  char32_t* decoded_end = nullptr;
+  const auto& decoder = std::use_facet<std::codecvt<char32_t, char8_t, std::mbstate_t>>(std::locale::classic());
+  const auto result = decoder.in(state, bytes.data(), bytes.data() + bytes.size(), bytes_end, decoded.data(),
+                                 decoded.data() + decoded.size(), decoded_end);
+  // Older decoders let halves of UTF-16 pairs through.
+  const bool has_halves = std::ranges::any_of(decoded, [](char32_t c) { return c >= 0xd800 && c < 0xe000; });
+  return result == std::codecvt_base::ok && bytes_end == bytes.data() + bytes.size() && !has_halves;
+}
 
 /// All regions. A core lives while a handle or a live block does; regions without both are dropped when a handle ends
 /// and whenever somebody looks.
@@ -121,13 +139,19 @@ std::string_view to_string(RegionState state) noexcept {
 }
 
 Region::Region(std::string_view name) {
+  refuse_forked_child();
   if (name.empty()) throw Misuse("a region needs a name");
+  if (!is_utf8(name)) throw Misuse("a region's name is UTF-8 text");
   core_ = registry().open(name);
 }
 
-Region Region::find(std::string_view name) { return Region(registry().find(name)); }
+Region Region::find(std::string_view name) {
+  refuse_forked_child();
+  return Region(registry().find(name));
+}
 
 std::vector<Region> Region::all() {
+  refuse_forked_child();
   std::vector<Region> regions;
   for (auto& core : registry().all()) regions.push_back(Region(std::move(core)));
   return regions;
@@ -155,6 +179,7 @@ Bytes Region::resident_bytes() const {
 }
 
 std::vector<BlockInfo> Region::live_blocks() const {
+  refuse_forked_child();
   std::vector<BlockInfo> blocks;
   for (CachingAllocator* allocator : existing_allocators()) {
     const auto on_device = allocator->live_blocks(id());

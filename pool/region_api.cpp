@@ -97,9 +97,12 @@ int lowtide_region_release(const char* name) {
     // The handle ends outside the lock: its end may free memory.
     std::map<std::string, Region, std::less<>>::node_type ended;
     const std::lock_guard lock(all.mutex);
-    if (const auto found = all.regions.find(checked(name)); found != all.regions.end())
-      ended = all.regions.extract(found);
-    if (ended.empty()) throw Misuse(std::string("there is no region '") + name + "'");
+    const auto found = all.regions.find(checked(name));
+    if (found == all.regions.end()) throw Misuse(std::string("there is no region '") + name + "'");
+    if (in_scope_of(found->second.id())) {
+      throw Misuse(std::string("region '") + name + "' is open on this thread: lowtide_region_leave() it first");
+    }
+    ended = all.regions.extract(found);
     return 0;
   });
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <utility>
 
 #include "allocator/device_registry.h"
 #include "allocator/errors.h"
@@ -28,11 +29,6 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-void refuse_forked_child() {
-  if (!in_forked_child()) return;
-  throw Misuse("the process was forked: offload regions belong to the parent; start workers with the \"spawn\" method");
-}
-
 }  // namespace
 
 void set_region_observer(RegionObserver* observer) noexcept { observer_of_process.store(observer); }
@@ -42,6 +38,8 @@ void RegionCore::evict(const Region& handle, const EvictOptions& options) {
   refuse_forked_child();
   const std::lock_guard lock(transfer_mutex_);
   const RegionPages::Usage before = usage();
+  warn_if_empty(before);
+  drop_images_of_freed_locked();
   if (before.allocated == before.evicted) return;
   const auto begin = std::chrono::steady_clock::now();
   RegionObserver* observer = region_observer();
@@ -89,7 +87,13 @@ void RegionCore::restore(const Region& handle) {
   const auto begin = std::chrono::steady_clock::now();
   std::map<int, std::unique_ptr<Arrival>> arrivals;
   for (const auto& [device, images] : images_) {
-    if (!images.empty()) arrivals.emplace(device, mover_of(device).arrive(id_, images));
+    if (images.empty()) continue;
+    try {
+      arrivals.emplace(device, mover_of(device).arrive(id_, images));
+    } catch (const OutOfMemory& error) {
+      throw OutOfMemory(error.device(), error.requested(),
+                        fmt::format("offload region '{}' cannot be restored: {}", name_, error.what()));
+    }
   }
   RegionObserver* observer = region_observer();
   if (observer != nullptr && !arrivals.empty()) observer->while_restoring(handle);
@@ -111,6 +115,7 @@ void RegionCore::restore(const Region& handle) {
 }
 
 RegionPages::Usage RegionCore::usage() const {
+  refuse_forked_child();
   RegionPages::Usage sum;
   for (CachingAllocator* allocator : existing_allocators()) {
     const auto on_device = RegionPages(*allocator).usage(id_);
@@ -120,6 +125,33 @@ RegionPages::Usage RegionCore::usage() const {
     sum.restoring = sum.restoring || on_device.restoring;
   }
   return sum;
+}
+
+void RegionCore::warn_if_empty(const RegionPages::Usage& usage) {
+  if (usage.allocated > 0 || existing_allocators().empty() || std::exchange(warned_empty_, true)) return;
+  log(LogLevel::Warn,
+      "offload region '{}' holds no memory, so there is nothing to evict; it takes what is allocated while it is open, "
+      "and "
+      "existing tensors through a CPUOffloadPool (said once a region)",
+      name_);
+}
+
+Bytes RegionCore::pinned_bytes() {
+  drop_images_of_freed();
+  return pinned_bytes_.load();
+}
+
+void RegionCore::drop_images_of_freed() {
+  refuse_forked_child();
+  const std::unique_lock lock(transfer_mutex_, std::try_to_lock);
+  if (lock.owns_lock()) drop_images_of_freed_locked();
+}
+
+void RegionCore::drop_images_of_freed_locked() {
+  for (auto& [device, images] : images_) {
+    if (!images.empty()) images.keep_only(RegionPages(mover_of(device).allocator()).pages_away(id_));
+  }
+  count_pinned();
 }
 
 void RegionCore::count_pinned() noexcept {

@@ -25,7 +25,10 @@ class RegionCore {
   void restore(const Region& handle);
   /// Sum over the devices.
   RegionPages::Usage usage() const;
-  Bytes pinned_bytes() const noexcept { return pinned_bytes_.load(); }
+  /// Host memory that holds this region's bytes, as far as none of it can be given up.
+  Bytes pinned_bytes();
+  /// Gives up host memory of tensors that were freed while away. Does nothing while the region moves.
+  void drop_images_of_freed();
   /// Drops images of blocks that were all freed while away, and arenas without blocks. Returns whether the region holds
   /// nothing any more.
   bool release_what_is_unused();
@@ -35,11 +38,15 @@ class RegionCore {
 
   /// After a failed eviction: what left comes back, the rest stays.
   void bring_back(Departures& departures) noexcept;
+  void drop_images_of_freed_locked();
   void count_pinned() noexcept;
+  /// Says once that the region has nothing to evict: whoever calls evict() believes otherwise.
+  void warn_if_empty(const RegionPages::Usage& usage);
 
   const std::string name_;
   const OwnerId id_;
   mutable std::mutex transfer_mutex_;
+  bool warned_empty_ = false;           // transfer_mutex_
   std::map<int, HostImages> images_;    // by device; transfer_mutex_
   std::atomic<Bytes> pinned_bytes_{0};  // of images_, for those who ask while it moves
 };

@@ -118,6 +118,7 @@ class RegionTensors final : public RegionObserver {
   struct Look {
     std::vector<StorageRef> to_guard;
     std::vector<BlockInfo> untracked;
+    bool lazily_shared = false;  // some storage is a lazy copy, or was copied lazily: others may use its bytes too
   };
 
   bool knows_region(OwnerId owner);
@@ -138,6 +139,12 @@ RegionTensors& tensors() {
   static auto* const instance =
       new RegionTensors;  // never destroyed: tensors and threads may outlive every static object
   return *instance;
+}
+
+/// The same, for a question or an order: refused in a forked child.
+RegionTensors& asked() {
+  refuse_forked_child();
+  return tensors();
 }
 
 // Learning storages.
@@ -214,6 +221,10 @@ void RegionTensors::add(OwnerId owner, const c10::Storage& storage, void* bytes)
 void RegionTensors::note(const c10::Storage& storage, const Region* expected) {
   const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   if (impl == nullptr) return;
+  if (in_forked_child()) {
+    if (expected != nullptr) refuse_forked_child();
+    return;  // an operator of the child, in a scope that was open when the parent forked
+  }
   void* const bytes = bytes_of(*impl);
   const OwnerId likely = expected != nullptr ? expected->id() : current_owner();
   if (bytes != nullptr && likely != kNoOwner && knows(likely, impl, bytes)) return;
@@ -315,14 +326,20 @@ RegionTensors::Look RegionTensors::look(const Region& region) {
   in_parallel(entries.size(), [&](std::size_t i) { result.to_guard[i] = entries[i].storage.lock(); });
   BlockMarks blocks(region);
   for (const AwayStorage& storage : away) blocks.mark(storage.bytes);
+  std::atomic<bool> lazily_shared = false;
   // A known storage may be dead, or may have moved out of the region since (resized elsewhere): only those inside are
   // guarded.
   in_parallel(entries.size(), [&](std::size_t i) {
     StorageRef& storage = result.to_guard[i];
     if (!storage) return;
     const void* bytes = bytes_of(*storage);
-    if (bytes == nullptr || !blocks.mark(bytes)) storage.reset();
+    if (bytes == nullptr || !blocks.mark(bytes)) {
+      storage.reset();
+      return;
+    }
+    if (is_lazy_copy(*storage)) lazily_shared = true;
   });
+  result.lazily_shared = lazily_shared;
   std::erase(result.to_guard, StorageRef());
   result.untracked = blocks.unmarked();
   return result;
@@ -343,6 +360,14 @@ void RegionTensors::before_evict(const Region& region, const EvictOptions& optio
         "offload region '", region.name(), "' holds ", describe(found.untracked),
         " that no known tensor uses; using such a block while it is evicted would be a fault. Name the tensors with "
         "region.track(tensor), free them, or evict(untracked=\"unmap\") if nothing uses them before restore"));
+  }
+
+  if (options.untracked == Untracked::Refuse && found.lazily_shared) {
+    throw Misuse(
+        c10::str("offload region '", region.name(),
+                 "' holds a tensor that shares its bytes with a lazy copy, which Lowtide cannot see; write to the "
+                 "tensor and to the copy (x.add_(0)), which parts them, or evict(untracked=\"unmap\") if nothing "
+                 "uses the copy before restore"));
   }
 
   Tenants& tenants = tenants_of(region);
@@ -450,12 +475,12 @@ void install_region_tensors() { set_region_observer(&tensors()); }
 
 void track(const Region& region, const c10::Storage& storage) { tensors().note(storage, &region); }
 void track_where_it_is(const c10::Storage& storage) { tensors().note(storage); }
-OwnerId region_of(const c10::StorageImpl& storage) { return tensors().region_of(storage); }
-Bytes full_size_of(const c10::StorageImpl& storage) { return tensors().full_size_of(storage); }
-std::vector<BlockInfo> untracked_blocks(const Region& region) { return tensors().untracked_blocks(region); }
-std::size_t tracked_storages(const Region& region) { return tensors().tracked_storages(region); }
-std::size_t table_entries(const Region& region) { return tensors().table_entries(region); }
-std::size_t take_changed_storages(const Region& region) { return tensors().take_changed_storages(region); }
-void set_remedy(const Region& region, std::string remedy) { tensors().set_remedy(region, std::move(remedy)); }
+OwnerId region_of(const c10::StorageImpl& storage) { return asked().region_of(storage); }
+Bytes full_size_of(const c10::StorageImpl& storage) { return asked().full_size_of(storage); }
+std::vector<BlockInfo> untracked_blocks(const Region& region) { return asked().untracked_blocks(region); }
+std::size_t tracked_storages(const Region& region) { return asked().tracked_storages(region); }
+std::size_t table_entries(const Region& region) { return asked().table_entries(region); }
+std::size_t take_changed_storages(const Region& region) { return asked().take_changed_storages(region); }
+void set_remedy(const Region& region, std::string remedy) { asked().set_remedy(region, std::move(remedy)); }
 
 }  // namespace lowtide

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/allocation_scope.h"
 #include "allocator/errors.h"
 #include "bindings.h"
 #include "pool/torch/region_tensors.h"
@@ -49,6 +50,11 @@ void leave(const Region* region) {
         "`with` blocks of regions must be left on the thread that entered them, the innermost first; a generator or "
         "coroutine "
         "that is suspended inside one breaks that");
+  }
+  if (current_owner() != (region != nullptr ? region->id() : kNoOwner)) {
+    throw Misuse(
+        "a scope that was entered inside this one, from C or C++, is still open: leave it first "
+        "(lowtide_region_leave())");
   }
   scopes.pop_back();
 }

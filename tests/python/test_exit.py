@@ -1,7 +1,7 @@
 """The process ends cleanly, whatever is alive and wherever the bytes are."""
 
 import pytest
-from lowtide_testing import run_script
+from lowtide_testing import on_host, run_script
 
 WAYS = ["end", "sys.exit", "os._exit", "daemon thread", "thread", "inside", "SIGTERM"]
 
@@ -20,3 +20,9 @@ def test_exit_by_an_exception():
 
 def test_fork():
     run_script("fork.py", timeout=30)
+
+
+def test_fork_beside_transfers():
+    if not on_host():
+        pytest.skip("the child of a process that uses CUDA may not use it; what it may is in fork.py")
+    run_script("fork_beside_transfers.py", timeout=120)

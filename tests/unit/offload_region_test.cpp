@@ -1,6 +1,7 @@
 // Regions and their guards on the process's host devices. Names are unique per test: regions are process-wide.
 #include "pool/offload_region.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,8 +18,10 @@
 #include "allocator/errors.h"
 #include "allocator/heap.h"
 #include "pool/pool_stats.h"
+#include "pool/region_api.h"
 #include "tests/support/block_content.h"
 #include "tests/support/latch.h"
+#include "tests/support/log_capture.h"
 
 namespace lowtide {
 namespace {
@@ -551,6 +554,57 @@ TEST_F(OffloadRegionTest, UnknownDevicesAndKindsAreRefused) {
   const Block block = allocate(4_KiB);
   EXPECT_EQ(owner_of(block.address + 1), allocator_);
   EXPECT_EQ(owner_of(DeviceAddress{4096}), nullptr);
+}
+
+TEST_F(OffloadRegionTest, AnEvictionWithNothingToEvictSaysSoOnce) {
+  Region region("takes nothing");
+  const testing::LogCapture log;
+  region.evict();
+  EXPECT_THAT(log.text(), ::testing::HasSubstr("offload region 'takes nothing' holds no memory"));
+  region.evict();
+  const std::string text = log.text();
+  EXPECT_EQ(text.find("holds no memory"), text.rfind("holds no memory"));
+}
+
+TEST_F(OffloadRegionTest, HostMemoryOfBlocksFreedWhileAwayIsGivenUp) {
+  Region region("freed while away");
+  std::vector<Block> blocks;
+  {
+    OffloadRegion guard(region);
+    for (int i = 0; i < 4; ++i) blocks.push_back(allocate(3_MiB));
+  }
+  region.evict();
+  EXPECT_GE(region.pinned_bytes(), 12_MiB);
+  for (const Block& block : blocks) free(block);
+  EXPECT_EQ(region.pinned_bytes(), 0u);
+  EXPECT_EQ(pool_stats(0).pinned_leased_bytes, 0u);
+  EXPECT_GE(trim_host(), 12_MiB);
+}
+
+TEST_F(OffloadRegionTest, TrimmingTheHostFindsWhatRegionsNoLongerNeed) {
+  Region region("freed and trimmed");
+  std::optional<Block> block;
+  {
+    OffloadRegion guard(region);
+    block = allocate(3_MiB);
+  }
+  region.evict();
+  free(*block);
+  EXPECT_GE(trim_host(), 3_MiB);
+}
+
+TEST_F(OffloadRegionTest, NamesAreUtf8) {
+  for (const char* name : {"\xff\xfe", "\xc3", "a\xed\xa0\x80", "\xe0\x80\x80"}) {
+    EXPECT_THROW(Region{std::string_view(name)}, Misuse) << name;
+  }
+  EXPECT_EQ(Region("Überraschung 🌊").name(), "Überraschung 🌊");
+}
+
+TEST_F(OffloadRegionTest, ARegionOpenOnThisThreadIsNotReleasedByName) {
+  ASSERT_EQ(lowtide_region_enter("open by name"), 0);
+  EXPECT_EQ(lowtide_region_release("open by name"), -1);
+  EXPECT_EQ(lowtide_region_leave("open by name"), 0);
+  EXPECT_EQ(lowtide_region_release("open by name"), 0);
 }
 
 }  // namespace
