@@ -10,8 +10,8 @@
 namespace lowtide {
 namespace {
 
-BlockInfo info_of(DeviceAddress address, const LiveBlock& block) {
-  return {address, block.size, block.requested, block.arena->stream, block.arena->owner};
+BlockInfo info_of(const PlacedArena& placed, const Arena::Tile& block) {
+  return {placed.base + block.offset, block.size, block.requested(), placed.key.stream, placed.key.owner};
 }
 
 void require(bool holds, const char* what) {
@@ -22,46 +22,38 @@ void require(bool holds, const char* what) {
 
 std::optional<BlockInfo> CachingAllocator::find(DeviceAddress address) const {
   MutexLock lock(heap_->mutex);
-  if (const auto exact = heap_->live.find(address); exact != heap_->live.end()) {
-    return info_of(address, exact->second);
-  }
-  const PlacedArena* placed = heap_->arena_at(address);
+  const PlacedArena* placed = heap_->arenas.at(address);
   if (placed == nullptr) return std::nullopt;
-  const auto start = placed->arena.block_containing(address - placed->base);
-  if (!start) return std::nullopt;
-  const auto found = heap_->live.find(placed->base + *start);
-  if (found == heap_->live.end()) return std::nullopt;
-  return info_of(found->first, found->second);
+  const auto block = placed->arena.block_containing(address - placed->base);
+  return block ? std::optional(info_of(*placed, *block)) : std::nullopt;
 }
 
 bool CachingAllocator::is_resident(DeviceAddress address) const {
   MutexLock lock(heap_->mutex);
-  const auto found = heap_->live.find(address);
-  if (found == heap_->live.end()) return false;
-  const PlacedArena& placed = *found->second.arena;
-  return placed.arena.is_resident(address - placed.base);
+  const auto block = heap_->block_at(address);
+  return block && block->placed->arena.is_resident(block->tile.offset);
 }
 
 bool CachingAllocator::owns(DeviceAddress address) const {
   MutexLock lock(heap_->mutex);
-  return heap_->arena_at(address) != nullptr;
+  return heap_->arenas.at(address) != nullptr;
 }
 
 std::vector<BlockInfo> CachingAllocator::live_blocks(OwnerId owner) const {
   std::vector<BlockInfo> blocks;
   MutexLock lock(heap_->mutex);
-  for (const auto& [address, block] : heap_->live) {
-    if (block.arena->owner == owner) blocks.push_back(info_of(address, block));
+  for (const auto& [base, placed] : heap_->arenas.by_address()) {
+    if (placed->key.owner != owner) continue;
+    placed->arena.for_each_block([&, of = placed](const Arena::Tile& block) { blocks.push_back(info_of(*of, block)); });
   }
-  std::ranges::sort(blocks, {}, &BlockInfo::address);
   return blocks;
 }
 
 std::vector<std::pair<DeviceAddress, Bytes>> CachingAllocator::live_ranges(OwnerId owner) const {
   std::vector<std::pair<DeviceAddress, Bytes>> ranges;
   MutexLock lock(heap_->mutex);
-  for (const auto& [base, placed] : heap_->arenas_by_address) {
-    if (placed->owner != owner) continue;
+  for (const auto& [base, placed] : heap_->arenas.by_address()) {
+    if (placed->key.owner != owner) continue;
     placed->arena.for_each_block(
         [&, at = base](const Arena::Tile& block) { ranges.emplace_back(at + block.offset, block.size); });
   }
@@ -88,13 +80,13 @@ void CachingAllocator::reset_accumulated_stats() {
 std::vector<ArenaSnapshot> CachingAllocator::snapshot() const {
   std::vector<ArenaSnapshot> arenas;
   MutexLock lock(heap_->mutex);
-  for (const auto& [base, placed] : heap_->arenas_by_address) {
-    ArenaSnapshot shown{base, placed->stream, placed->owner, placed->size_class, {}};
+  for (const auto& [base, placed] : heap_->arenas.by_address()) {
+    ArenaSnapshot shown{base, placed->key.stream, placed->key.owner, placed->key.size_class, {}};
     for (const Arena::Tile& tile : placed->arena.tiles()) {
       if (tile.kind == TileKind::Vacant) continue;
       ArenaSnapshot::Tile out{base + tile.offset, tile.size, 0, tile.kind, tile.kind == TileKind::Retired, false};
       if (tile.kind == TileKind::Allocated) {
-        out.requested = heap_->live.at(out.address).requested;
+        out.requested = tile.requested();
         out.evicted = !placed->arena.is_resident(tile.offset);
       }
       shown.tiles.push_back(out);
@@ -107,27 +99,28 @@ std::vector<ArenaSnapshot> CachingAllocator::snapshot() const {
 void CachingAllocator::check() const { heap_->check(); }
 
 void Heap::check_locked() const {
-  Bytes mapped = 0, allocated = 0, retired = 0, evicted = 0, requested = 0, live_bytes = 0, pending_bytes = 0;
+  Bytes mapped = 0, allocated = 0, retired = 0, evicted = 0, requested = 0, blocks = 0, pending_bytes = 0;
   for (const auto& [key, placed] : arenas) {
     placed->arena.check();
     mapped += placed->arena.mapped_bytes();
     allocated += placed->arena.allocated_bytes();
     retired += placed->arena.retired_bytes();
     evicted += placed->arena.evicted_bytes();
+    placed->arena.for_each_block([&](const Arena::Tile& block) {
+      ++blocks;
+      requested += block.requested();
+    });
+    for (const auto& [offset, streams] : placed->other_streams) {
+      require(placed->arena.find_block(offset).has_value(), "streams of what is no live block");
+    }
   }
-  for (const auto& [address, block] : live) {
-    require(block.arena->arena.block_size(address - block.arena->base) == block.size, "a live block without its tile");
-    live_bytes += block.size;
-    requested += block.requested;
-  }
-  for (const PendingFree& pending : pending_frees) pending_bytes += pending.block.size;
+  for (const PendingFree& pending : pending_frees) pending_bytes += pending.size;
   const auto current = [](const ClassStats& stat) {
     require(stat[0].current == stat[1].current + stat[2].current, "a sum that is not that of its classes");
     return static_cast<Bytes>(stat[0].current);
   };
-  require(live_bytes == allocated, "live blocks and Allocated tiles differ");
   require(pending_bytes == retired, "pending frees and Retired tiles differ");
-  require(current(stats.allocations) == live.size(), "stats.allocations");
+  require(current(stats.allocations) == blocks, "stats.allocations");
   require(current(stats.requested_bytes) == requested, "stats.requested_bytes");
   require(current(stats.allocated_bytes) == allocated - evicted, "stats.allocated_bytes");
   require(current(stats.active_bytes) == allocated - evicted + retired, "stats.active_bytes");

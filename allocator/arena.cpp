@@ -164,8 +164,8 @@ void Arena::free(Bytes offset) {
 }
 
 void Arena::retire(Bytes offset) {
-  const auto block = block_at(offset);
-  if (!block || block->kind != TileKind::Allocated) fail("retirement of what is no block");
+  const auto block = find_block(offset);
+  if (!block) fail("retirement of what is no block");
   if (!is_resident(offset)) fail("retirement of a block that is away");
   leave(*block);
   tiles_.start(offset, TileKind::Retired, block->slack);
@@ -182,16 +182,14 @@ bool Arena::is_resident(Bytes offset) const {
   return true;
 }
 
-Bytes Arena::block_size(Bytes offset) const {
+std::optional<Arena::Tile> Arena::find_block(Bytes offset) const noexcept {
   const auto block = block_at(offset);
-  if (!block || block->kind != TileKind::Allocated) fail("size of what is no block");
-  return block->size;
+  return block && block->kind == TileKind::Allocated ? block : std::nullopt;
 }
 
-std::optional<Bytes> Arena::block_containing(Bytes offset) const {
+std::optional<Arena::Tile> Arena::block_containing(Bytes offset) const noexcept {
   const Tile tile = tiles_.covering(offset);
-  if (tile.kind != TileKind::Allocated) return std::nullopt;
-  return tile.offset;
+  return tile.kind == TileKind::Allocated ? std::optional(tile) : std::nullopt;
 }
 
 // Growth.

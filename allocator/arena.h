@@ -47,9 +47,10 @@ class Arena {
   /// Ends the block at `offset`. Bytes on pages that are away become Withheld; an Evicted page that held only this
   /// block is forgotten. Pre: an Allocated or Retired block starts there.
   void free(Bytes offset);
-  Bytes block_size(Bytes offset) const;
-  /// Start of the Allocated block that contains `offset`.
-  std::optional<Bytes> block_containing(Bytes offset) const;
+  /// The Allocated tile that starts at `offset`.
+  std::optional<Tile> find_block(Bytes offset) const noexcept;
+  /// The Allocated tile that contains `offset`.
+  std::optional<Tile> block_containing(Bytes offset) const noexcept;
   /// The block's content is no longer needed, but its memory may not be used or leave before free().
   /// Pre: an Allocated block starts there and is_resident(offset).
   void retire(Bytes offset);

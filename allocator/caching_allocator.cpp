@@ -29,32 +29,42 @@ void place(Heap& heap, PlacedArena& placed, Bytes offset, PageBatch& batch) LOWT
   }
 }
 
-/// One try without waiting: a free block, or one made with pages at hand.
-std::optional<DeviceAddress> try_allocate(Heap& heap, Heap::ArenaKey key, Bytes size, Bytes requested)
+/// The block's memory may be used again only after events on `streams`. On a throw nothing has changed.
+void retire(Heap& heap, const Heap::Block& block, const std::vector<StreamHandle>& streams)
+    LOWTIDE_REQUIRES(heap.mutex) {
+  heap.pending_frees.push_back({block.placed, block.tile.offset, block.tile.size, streams});
+  try {
+    if (heap.captures.load(std::memory_order_relaxed) == 0) heap.record_events(heap.pending_frees.back());
+    const Heap::Accounting accounting(heap, *block.placed);
+    block.placed->arena.retire(block.tile.offset);
+  } catch (...) {
+    for (const EventHandle event : heap.pending_frees.back().events) heap.events.give(event);
+    heap.pending_frees.pop_back();
+    throw;
+  }
+}
+
+/// One try without waiting: a free block, or one made with pages at hand. `slack` of its bytes were not asked for.
+std::optional<DeviceAddress> try_allocate(Heap& heap, const ArenaKey& key, Bytes size, std::uint32_t slack)
     LOWTIDE_REQUIRES(heap.mutex) {
   heap.process_pending_frees();
   PlacedArena& placed = heap.arena_for(key);
-  const auto commit = [&](Bytes offset) {
-    const DeviceAddress address = placed.base + offset;
-    heap.live.emplace(address, LiveBlock{&placed, size, requested});
-    Heap::add(heap.stats.allocations, placed.size_class, 1);
-    Heap::add(heap.stats.requested_bytes, placed.size_class, static_cast<std::int64_t>(requested));
-    return address;
-  };
-  {
+  const auto take_block = [&]() LOWTIDE_REQUIRES(heap.mutex) -> std::optional<DeviceAddress> {
     const Heap::Accounting accounting(heap, placed);
-    if (const auto offset = placed.arena.allocate(size)) return commit(*offset);
-  }
+    const auto offset = placed.arena.allocate(size, slack);
+    if (!offset) return std::nullopt;
+    Heap::add(heap.stats.allocations, key.size_class, 1);
+    Heap::add(heap.stats.requested_bytes, key.size_class, static_cast<std::int64_t>(size - slack));
+    return placed.base + *offset;
+  };
+  if (const auto address = take_block()) return address;
   const auto vacancy = placed.arena.find_vacancy(size);
   if (!vacancy) return std::nullopt;
   PageBatch batch(heap.pool);
   PageSupply supply(heap);
   if (!supply.take_cover(placed, *vacancy, batch)) return std::nullopt;
   place(heap, placed, vacancy->offset, batch);
-  const Heap::Accounting accounting(heap, placed);
-  const auto offset = placed.arena.allocate(size);
-  if (!offset) return std::nullopt;
-  return commit(*offset);
+  return take_block();
 }
 
 }  // namespace
@@ -73,13 +83,14 @@ DeviceAddress CachingAllocator::allocate(Bytes size, StreamHandle stream, OwnerI
     throw OutOfMemory(heap_->device.index(), size, "more than 1 EiB was asked for");
   }
   const Bytes rounded = round_up(size, kBlockUnit);
+  const auto slack = static_cast<std::uint32_t>(rounded - size);
   const SizeClass size_class = rounded <= heap_->options.small_limit ? SizeClass::Small : SizeClass::Large;
   PageSupply supply(*heap_);
   std::optional<Bytes> held_before;
   for (Remedy tried = Remedy::None; tried != Remedy::Exhausted; tried = supply.apply_next(tried)) {
     MutexLock lock(heap_->mutex);
     if (!held_before) held_before = heap_->pool.held_bytes();
-    if (const auto address = try_allocate(*heap_, {owner, stream, size_class}, rounded, size)) return *address;
+    if (const auto address = try_allocate(*heap_, {owner, stream, size_class}, rounded, slack)) return *address;
   }
   MutexLock lock(heap_->mutex);
   ++heap_->stats.num_ooms;
@@ -101,32 +112,26 @@ bool CachingAllocator::free(DeviceAddress address) noexcept {
   if (address == DeviceAddress{}) return true;
   Heap& heap = *heap_;
   MutexLock lock(heap.mutex);
-  const auto found = heap.live.find(address);
-  if (found == heap.live.end()) return false;
-  PlacedArena& placed = *found->second.arena;
+  const auto block = heap.block_at(address);
+  if (!block) return false;
+  PlacedArena& placed = *block->placed;
+  const Bytes offset = block->tile.offset;
+  const auto used_elsewhere = placed.other_streams.find(offset);
   try {
     // A block that is away, or on the way, was waited for when it left; its other streams are past it.
-    const bool pending = !found->second.other_streams.empty() && placed.arena.is_resident(address - placed.base);
-    if (pending) {
-      heap.pending_frees.push_back({address, found->second});
-      if (heap.captures.load(std::memory_order_relaxed) == 0) heap.record_events(heap.pending_frees.back());
-      const Heap::Accounting accounting(heap, placed);
-      placed.arena.retire(address - placed.base);
+    if (used_elsewhere != placed.other_streams.end() && placed.arena.is_resident(offset)) {
+      retire(heap, *block, used_elsewhere->second);
     } else {
-      heap.end_block(address, found->second);
+      heap.end_block(placed, offset);
     }
   } catch (const std::exception& error) {
-    log(LogLevel::Error, "a freed block of {} stays allocated: {}", format_bytes(found->second.size), error.what());
-    if (!heap.pending_frees.empty() && heap.pending_frees.back().address == address) {
-      for (const EventHandle event : heap.pending_frees.back().events) heap.events.give(event);
-      heap.pending_frees.pop_back();
-    }
+    log(LogLevel::Error, "a freed block of {} stays allocated: {}", format_bytes(block->tile.size), error.what());
     return true;
   }
-  Heap::add(heap.stats.allocations, placed.size_class, -1);
-  Heap::add(heap.stats.requested_bytes, placed.size_class, -static_cast<std::int64_t>(found->second.requested));
-  placed.pinned.erase(address);
-  heap.live.erase(found);
+  Heap::add(heap.stats.allocations, placed.key.size_class, -1);
+  Heap::add(heap.stats.requested_bytes, placed.key.size_class, -static_cast<std::int64_t>(block->tile.requested()));
+  if (!placed.pinned.empty()) placed.pinned.erase(address);
+  if (used_elsewhere != placed.other_streams.end()) placed.other_streams.erase(used_elsewhere);
 #ifdef LOWTIDE_CHECKED
   heap.check_locked();
 #endif
@@ -135,25 +140,25 @@ bool CachingAllocator::free(DeviceAddress address) noexcept {
 
 bool CachingAllocator::record_stream(DeviceAddress address, StreamHandle stream) {
   MutexLock lock(heap_->mutex);
-  const auto found = heap_->live.find(address);
-  if (found == heap_->live.end()) return false;
-  auto& streams = found->second.other_streams;
-  const bool known = stream == found->second.arena->stream || std::ranges::find(streams, stream) != streams.end();
-  if (known) return true;
-  auto& of_arena = found->second.arena->recorded_streams;
+  const auto block = heap_->block_at(address);
+  if (!block) return false;
+  PlacedArena& placed = *block->placed;
+  if (stream == placed.key.stream) return true;
+  auto& of_arena = placed.recorded_streams;
   if (std::ranges::find(of_arena, stream) == of_arena.end()) of_arena.push_back(stream);
-  streams.push_back(stream);
+  auto& streams = placed.other_streams[block->tile.offset];
+  if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
   return true;
 }
 
 void CachingAllocator::pin(DeviceAddress address, std::string reason) {
   MutexLock lock(heap_->mutex);
-  const auto found = heap_->live.find(address);
-  if (found == heap_->live.end()) throw Misuse("no block of Lowtide starts at this address");
-  if (!found->second.arena->arena.is_resident(address - found->second.arena->base)) {
+  const auto block = heap_->block_at(address);
+  if (!block) throw Misuse("no block of Lowtide starts at this address");
+  if (!block->placed->arena.is_resident(block->tile.offset)) {
     throw Misuse("the block is evicted: restore its region first");
   }
-  found->second.arena->pinned.insert_or_assign(address, std::move(reason));
+  block->placed->pinned.insert_or_assign(address, std::move(reason));
 }
 
 Bytes CachingAllocator::trim() {
@@ -198,10 +203,10 @@ bool CachingAllocator::release_arenas(OwnerId owner) noexcept {
     heap_->process_pending_frees();
     PageSupply(*heap_).collect_passed(owner);
     std::vector<PlacedArena*> empty;
-    for (auto& [key, placed] : heap_->arenas) {
-      if (placed->owner != owner) continue;
+    for (auto it = heap_->arenas.first_of(owner); it != heap_->arenas.end() && it->first.owner == owner; ++it) {
+      PlacedArena* const placed = it->second.get();
       if (placed->arena.empty()) {
-        empty.push_back(placed.get());
+        empty.push_back(placed);
       } else {
         none_left = false;
       }

@@ -15,8 +15,8 @@ namespace {
 /// Address space of one arena: more than the device's memory, so that holes between live blocks do not use it up. Large
 /// ordinary blocks come and go the most, and one that stays in the middle leaves only what is beside it for the next.
 /// Addresses cost nothing, but a process has 128 TiB of them in all, and regions may be many.
-Bytes arena_capacity(Bytes total, Bytes page, const Heap::ArenaKey& key) {
-  const bool large_ordinary = std::get<OwnerId>(key) == kNoOwner && std::get<SizeClass>(key) == SizeClass::Large;
+Bytes arena_capacity(Bytes total, Bytes page, const ArenaKey& key) {
+  const bool large_ordinary = key.owner == kNoOwner && key.size_class == SizeClass::Large;
   const Bytes wanted = round_up(large_ordinary ? 4 * total : total + total / 8, page);
   return std::min(wanted, round_down(SizeIndex::kLimit - 1, page));
 }
@@ -51,42 +51,31 @@ Heap::~Heap() {
   }
 }
 
-PlacedArena& Heap::arena_for(ArenaKey key) {
-  if (const auto found = arenas.find(key); found != arenas.end()) return *found->second;
+PlacedArena& Heap::arena_for(const ArenaKey& key) {
+  if (PlacedArena* const found = arenas.find(key)) return *found;
   // Room is made in whole pages, so that is the arena's unit, not the device's finer one.
   const Bytes page = pool.sizes().small;
   const Bytes capacity = arena_capacity(device.memory().total, page, key);
-  const auto [owner, stream, size_class] = key;
   const DeviceAddress base = device.reserve(capacity);
   try {
-    auto placed = std::make_unique<PlacedArena>(base, capacity, page, stream, owner, size_class);
-    PlacedArena& result = *placed;
-    const auto by_address = arenas_by_address.emplace(base, &result).first;
-    try {
-      arenas.emplace(key, std::move(placed));
-    } catch (...) {
-      arenas_by_address.erase(by_address);
-      throw;
-    }
-    return result;
+    return arenas.add(std::make_unique<PlacedArena>(base, capacity, page, key));
   } catch (...) {
     device.release_address(base, capacity);
     throw;
   }
 }
 
-PlacedArena* Heap::arena_at(DeviceAddress address) const {
-  auto found = arenas_by_address.upper_bound(address);
-  if (found == arenas_by_address.begin()) return nullptr;
-  PlacedArena* placed = std::prev(found)->second;
-  return placed->contains(address) ? placed : nullptr;
+std::optional<Heap::Block> Heap::block_at(DeviceAddress address) const {
+  PlacedArena* const placed = arenas.at(address);
+  if (placed == nullptr) return std::nullopt;
+  const auto tile = placed->arena.find_block(address - placed->base);
+  return tile ? std::optional(Block{placed, *tile}) : std::nullopt;
 }
 
 void Heap::remove_arena(PlacedArena& placed) noexcept {
   if (placed.last_use != EventHandle{}) events.give(placed.last_use);
   device.release_address(placed.base, placed.arena.capacity());
-  arenas_by_address.erase(placed.base);
-  arenas.erase({placed.owner, placed.stream, placed.size_class});
+  arenas.remove(placed);
 }
 
 void Heap::process_pending_frees() {
@@ -107,14 +96,14 @@ void Heap::process_pending_frees() {
       ++pending;
       continue;
     }
-    end_block(pending->address, pending->block);
+    end_block(*pending->placed, pending->offset);
     pending = pending_frees.erase(pending);
   }
 }
 
 void Heap::record_events(PendingFree& pending) {
   if (pending.recorded) return;
-  const auto& streams = pending.block.other_streams;
+  const auto& streams = pending.streams;
   pending.events.reserve(streams.size());
   // An earlier try may have failed on the way.
   while (pending.events.size() < streams.size())
@@ -122,10 +111,9 @@ void Heap::record_events(PendingFree& pending) {
   pending.recorded = true;
 }
 
-void Heap::end_block(DeviceAddress address, const LiveBlock& block) {
-  PlacedArena& placed = *block.arena;
+void Heap::end_block(PlacedArena& placed, Bytes offset) {
   const Accounting accounting(*this, placed);
-  placed.arena.free(address - placed.base);
+  placed.arena.free(offset);
   placed.freed_since = true;
 }
 
@@ -139,14 +127,16 @@ Heap::Accounting::Accounting(Heap& heap, const PlacedArena& placed)
 
 Heap::Accounting::~Accounting() {
   const Arena& arena = placed_.arena;
-  const SizeClass size_class = placed_.size_class;
+  const SizeClass size_class = placed_.key.size_class;
   AllocatorStats& stats = heap_.stats;
   const std::int64_t resident = signed_difference(arena.allocated_bytes() - arena.evicted_bytes(), resident_);
   const std::int64_t retired = signed_difference(arena.retired_bytes(), retired_);
-  add(stats.allocated_bytes, size_class, resident);
-  add(stats.active_bytes, size_class, resident + retired);
-  stats.evicted_bytes.add(signed_difference(arena.evicted_bytes(), evicted_));
+  const std::int64_t evicted = signed_difference(arena.evicted_bytes(), evicted_);
   const std::int64_t mapped = signed_difference(arena.mapped_bytes(), mapped_);
+  if (resident != 0) add(stats.allocated_bytes, size_class, resident);
+  if (resident + retired != 0) add(stats.active_bytes, size_class, resident + retired);
+  if (evicted != 0) stats.evicted_bytes.add(evicted);
+  if (mapped == 0) return;
   stats.reserved_bytes[static_cast<std::size_t>(size_class) + 1].add(mapped);
   heap_.refresh_stats();
 }

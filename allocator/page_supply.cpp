@@ -41,7 +41,7 @@ std::optional<Page> PageSupply::take(Bytes size, const PlacedArena* growing, Ext
 bool PageSupply::has_passed(PlacedArena& placed) {
   try {
     if (placed.last_use == EventHandle{} || placed.freed_since) {
-      const EventHandle event = heap_.events.record(placed.stream);
+      const EventHandle event = heap_.events.record(placed.key.stream);
       if (placed.last_use != EventHandle{}) heap_.events.give(placed.last_use);
       placed.last_use = event;
       placed.freed_since = false;
@@ -64,7 +64,7 @@ Page PageSupply::detach(PlacedArena& placed, const Extent& page) {
 void PageSupply::collect_passed(OwnerId owner) {
   if (heap_.captures.load(std::memory_order_relaxed) > 0) return;
   for (auto& [key, placed] : heap_.arenas) {
-    if (placed->owner != owner) continue;
+    if (placed->key.owner != owner) continue;
     const auto pages = placed->arena.unused_pages();
     if (pages.empty() || !has_passed(*placed)) continue;
     for (const Extent& page : pages) heap_.pool.give(detach(*placed, page));
@@ -168,7 +168,7 @@ void PageSupply::await_unused() {
       auto pages = placed->arena.unused_pages();
       if (pages.empty()) continue;
       try {
-        draining.push_back({placed.get(), {}, heap_.events.record(placed->stream)});
+        draining.push_back({placed.get(), {}, heap_.events.record(placed->key.stream)});
       } catch (const std::exception& error) {
         // A stream that its owner destroyed, say: its pages stay where they are.
         log(LogLevel::Warn, "keeping {} unused pages mapped: {}", pages.size(), error.what());
@@ -215,9 +215,9 @@ void PageSupply::await_pending_frees(OwnerId owner) {
     MutexLock lock(heap_.mutex);
     if (heap_.captures.load(std::memory_order_relaxed) > 0) return;
     for (PendingFree& pending : heap_.pending_frees) {
-      if (owner != kNoOwner && pending.block.arena->owner != owner) continue;
+      if (owner != kNoOwner && pending.placed->key.owner != owner) continue;
       heap_.record_events(pending);
-      streams.insert(streams.end(), pending.block.other_streams.begin(), pending.block.other_streams.end());
+      streams.insert(streams.end(), pending.streams.begin(), pending.streams.end());
     }
   }
   // The streams rather than the entries' events: another thread may end an entry and reuse its events meanwhile.

@@ -12,9 +12,7 @@ namespace lowtide {
 
 template <class F>
 void RegionPages::for_each_arena(OwnerId owner, F&& visit) const {
-  // Keys start with the owner, so its arenas are neighbours.
-  for (auto it = heap_.arenas.lower_bound({owner, StreamHandle{}, SizeClass::Small});
-       it != heap_.arenas.end() && std::get<OwnerId>(it->first) == owner; ++it) {
+  for (auto it = heap_.arenas.first_of(owner); it != heap_.arenas.end() && it->first.owner == owner; ++it) {
     visit(*it->second);
   }
 }
@@ -23,7 +21,7 @@ std::vector<StreamHandle> RegionPages::streams(OwnerId owner) const {
   std::vector<StreamHandle> found;
   MutexLock lock(heap_.mutex);
   for_each_arena(owner, [&](const PlacedArena& placed) {
-    found.push_back(placed.stream);
+    found.push_back(placed.key.stream);
     found.insert(found.end(), placed.recorded_streams.begin(), placed.recorded_streams.end());
   });
   std::ranges::sort(found);
@@ -39,7 +37,7 @@ LeavingPages RegionPages::begin_evict(OwnerId owner) {
     if (placed.pinned.empty()) return;
     const auto& [address, reason] = *placed.pinned.begin();
     throw Misuse(fmt::format("a block of {} may not leave the device: {}",
-                             format_bytes(placed.arena.block_size(address - placed.base)), reason));
+                             format_bytes(placed.arena.find_block(address - placed.base)->size), reason));
   });
   try {
     for_each_arena(owner, [&](PlacedArena& placed) {

@@ -31,6 +31,7 @@ class TileMap {
     TileKind kind = TileKind::Vacant;
     std::uint32_t slack = 0;  // bytes at the end that nobody asked for, below kBlockUnit
     Bytes end() const noexcept { return offset + size; }
+    Bytes requested() const noexcept { return size - slack; }
   };
 
   /// One tile of `kind` over [0, capacity). Tiles start and end at multiples of kBlockUnit.

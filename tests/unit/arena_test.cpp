@@ -56,7 +56,8 @@ TEST_F(ArenaTest, AllocateSplitsAndFreeMerges) {
   EXPECT_EQ(arena_.allocate(2 * kUnit), kUnit);
   EXPECT_EQ(arena_.allocate(kUnit), 3 * kUnit);
   EXPECT_EQ(arena_.allocated_bytes(), 4 * kUnit);
-  EXPECT_EQ(arena_.block_size(kUnit), 2 * kUnit);
+  EXPECT_FALSE(arena_.find_block(2 * kUnit)) << "inside a block";
+  EXPECT_EQ(arena_.find_block(kUnit)->size, 2 * kUnit);
   arena_.free(0);
   arena_.free(3 * kUnit);
   EXPECT_EQ(arena_.allocated_bytes(), 2 * kUnit);
@@ -101,10 +102,10 @@ TEST_F(ArenaTest, BlockContainingFindsInnerOffsets) {
   attach(0);
   arena_.allocate(kUnit);
   const Bytes block = *arena_.allocate(3 * kUnit);
-  EXPECT_EQ(arena_.block_containing(block), block);
-  EXPECT_EQ(arena_.block_containing(block + 3 * kUnit - 1), block);
-  EXPECT_EQ(arena_.block_containing(block + 3 * kUnit), std::nullopt);
-  EXPECT_EQ(arena_.block_containing(5 * kPage), std::nullopt);
+  EXPECT_EQ(arena_.block_containing(block)->offset, block);
+  EXPECT_EQ(arena_.block_containing(block + 3 * kUnit - 1)->offset, block);
+  EXPECT_FALSE(arena_.block_containing(block + 3 * kUnit));
+  EXPECT_FALSE(arena_.block_containing(5 * kPage));
 }
 
 // Retired blocks.
@@ -115,7 +116,7 @@ TEST_F(ArenaTest, ARetiredBlockIsUsableByNobodyUntilItIsFreed) {
   arena_.retire(block);
   EXPECT_EQ(arena_.allocated_bytes(), 0u);
   EXPECT_EQ(arena_.retired_bytes(), kPage);
-  EXPECT_EQ(arena_.block_containing(block), std::nullopt);
+  EXPECT_FALSE(arena_.block_containing(block));
   EXPECT_FALSE(arena_.allocate(kUnit));
   EXPECT_TRUE(arena_.evictable_pages().empty());
   EXPECT_THROW(arena_.begin_evict({0}), std::logic_error);
@@ -261,7 +262,7 @@ TEST_F(ArenaTest, AnEvictedBlockKeepsItsAddress) {
   arena_.finish_restore(0, new_page());
   EXPECT_EQ(arena_.evicted_bytes(), 0u);
   EXPECT_TRUE(arena_.is_resident(block));
-  EXPECT_EQ(arena_.block_size(block), 2 * kUnit);
+  EXPECT_EQ(arena_.find_block(block)->size, 2 * kUnit);
   EXPECT_EQ(arena_.allocate(6 * kUnit), 2 * kUnit);
 }
 
