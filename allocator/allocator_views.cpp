@@ -34,11 +34,6 @@ bool CachingAllocator::is_resident(DeviceAddress address) const {
   return block && block->placed->arena.is_resident(block->tile.offset);
 }
 
-bool CachingAllocator::owns(DeviceAddress address) const {
-  MutexLock lock(heap_->mutex);
-  return heap_->arenas.at(address) != nullptr;
-}
-
 std::vector<BlockInfo> CachingAllocator::live_blocks(OwnerId owner) const {
   std::vector<BlockInfo> blocks;
   MutexLock lock(heap_->mutex);

@@ -138,11 +138,36 @@ std::optional<Bytes> Arena::allocate(Bytes size, std::uint32_t slack) {
   return found->offset;
 }
 
+/// What paint() does with one block, in fewer steps. Pre: every page is Resident.
+void Arena::become_free(const Tile& block) {
+  free_.prepare(1);
+  leave(block);
+  Extent merged{block.offset, block.size};
+  if (block.end() < capacity()) {
+    const Tile after = tiles_.at(block.end());
+    if (after.kind == TileKind::Free) {
+      leave(after);
+      tiles_.merge_with_previous(after.offset);
+      merged.size += after.size;
+    }
+  }
+  if (block.offset > 0) {
+    const Tile before = tiles_.before(block.offset);
+    if (before.kind == TileKind::Free) {
+      leave(before);
+      tiles_.merge_with_previous(block.offset);
+      merged = {before.offset, merged.size + before.size};
+    }
+  }
+  tiles_.start(merged.offset, TileKind::Free);
+  free_.insert(merged);
+}
+
 void Arena::free(Bytes offset) {
   const auto block = block_at(offset);
   if (!block) fail("free of what is no block");
   if (away_ == 0) {
-    paint(offset, block->end(), TileKind::Free);
+    become_free(*block);
     return;
   }
   paint(offset, block->end(), TileKind::Withheld);

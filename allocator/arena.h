@@ -130,6 +130,7 @@ class Arena {
   void leave(const Tile& tile) noexcept;
   void prepare_indexes();
   std::optional<Tile> block_at(Bytes offset) const noexcept;
+  void become_free(const Tile& block);
   void split_at(Bytes offset);
   void paint(Bytes begin, Bytes end, TileKind kind);
   void repaint_unallocated(Extent range, TileKind kind);

@@ -50,10 +50,11 @@ std::optional<DeviceAddress> try_allocate(Heap& heap, const ArenaKey& key, Bytes
   heap.process_pending_frees();
   PlacedArena& placed = heap.arena_for(key);
   const auto take_block = [&]() LOWTIDE_REQUIRES(heap.mutex) -> std::optional<DeviceAddress> {
-    const Heap::Accounting accounting(heap, placed);
     const auto offset = placed.arena.allocate(size, slack);
     if (!offset) return std::nullopt;
     Heap::add(heap.stats.allocations, key.size_class, 1);
+    Heap::add(heap.stats.allocated_bytes, key.size_class, static_cast<std::int64_t>(size));
+    Heap::add(heap.stats.active_bytes, key.size_class, static_cast<std::int64_t>(size));
     Heap::add(heap.stats.requested_bytes, key.size_class, static_cast<std::int64_t>(size - slack));
     return placed.base + *offset;
   };

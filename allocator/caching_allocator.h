@@ -16,12 +16,16 @@
 
 namespace lowtide {
 
+class AddressOwners;
 class Heap;
 
 struct AllocatorOptions {
   PageSizes page_sizes{};
   /// Blocks up to this size live in arenas of their own.
   Bytes small_limit = 1_MiB;
+  /// Told of every address range, which then has `number` as its owner. Null: nobody asks.
+  AddressOwners* owners = nullptr;
+  std::uint16_t number = 0;
 };
 
 /// A live block.
@@ -78,8 +82,6 @@ class CachingAllocator {
   std::optional<BlockInfo> find(DeviceAddress address) const;
   /// Whether a live block starts at `address` and all of it is on the device.
   bool is_resident(DeviceAddress address) const;
-  /// Whether `address` lies in this allocator's address ranges.
-  bool owns(DeviceAddress address) const;
   std::vector<BlockInfo> live_blocks(OwnerId owner) const;
   /// Address and size of every live block of `owner`, in order of address: what a walk of its arenas finds, cheaply.
   std::vector<std::pair<DeviceAddress, Bytes>> live_ranges(OwnerId owner) const;

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 
+#include "allocator/address_owners.h"
 #include "allocator/bytes_format.h"
 #include "allocator/cuda_device.h"
 #include "allocator/errors.h"
@@ -28,6 +29,7 @@ struct Registry {
   std::atomic<int> count{0};
   HostKindOptions host LOWTIDE_GUARDED_BY(mutex);
   ForkGuard fork_guard;
+  AddressOwners owners;
   // Written once each, under the mutex; read without it.
   std::array<std::atomic<CachingAllocator*>, kMaxDevices> allocators{};
 };
@@ -101,7 +103,8 @@ CachingAllocator& allocator_of(int index) {
   std::unique_ptr<Device> device = r.kind == DeviceKind::Cuda
                                        ? make_cuda_device(index)
                                        : make_host_device({.index = index, .memory = r.host.memory});
-  auto allocator = std::make_unique<CachingAllocator>(*device);
+  auto allocator = std::make_unique<CachingAllocator>(
+      *device, AllocatorOptions{.owners = &r.owners, .number = static_cast<std::uint16_t>(index)});
   device.release();  // leaked with the allocator, for the same reason as the registry
   slot.store(allocator.get(), std::memory_order_release);
   return *allocator.release();
@@ -117,13 +120,9 @@ std::vector<CachingAllocator*> existing_allocators() {
 
 CachingAllocator* owner_of(DeviceAddress address) noexcept {
   Registry& r = registry();
-  if (r.fork_guard.in_child()) return nullptr;  // whose memory it is takes a lock to know
-  const int count = r.count.load(std::memory_order_acquire);
-  for (int i = 0; i < count; ++i) {
-    CachingAllocator* allocator = r.allocators[static_cast<std::size_t>(i)].load(std::memory_order_acquire);
-    if (allocator != nullptr && allocator->owns(address)) return allocator;
-  }
-  return nullptr;
+  if (r.fork_guard.in_child()) return nullptr;
+  const auto number = r.owners.owner(address);
+  return number ? r.allocators[*number].load(std::memory_order_acquire) : nullptr;
 }
 
 bool in_forked_child() noexcept { return registry().fork_guard.in_child(); }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "allocator/address_owners.h"
 #include "allocator/errors.h"
 #include "allocator/log.h"
 
@@ -47,7 +48,7 @@ Heap::~Heap() {
         log(LogLevel::Error, "a page stays allocated: {}", error.what());
       }
     }
-    device.release_address(placed->base, placed->arena.capacity());
+    release_address(*placed);
   }
 }
 
@@ -55,14 +56,22 @@ PlacedArena& Heap::arena_for(const ArenaKey& key) {
   if (PlacedArena* const found = arenas.find(key)) return *found;
   // Room is made in whole pages, so that is the arena's unit, not the device's finer one.
   const Bytes page = pool.sizes().small;
-  const Bytes capacity = arena_capacity(device.memory().total, page, key);
+  Bytes capacity = arena_capacity(device.memory().total, page, key);
+  if (options.owners != nullptr) capacity = std::max(capacity, round_up(AddressOwners::kLeastRange, page));
   const DeviceAddress base = device.reserve(capacity);
   try {
-    return arenas.add(std::make_unique<PlacedArena>(base, capacity, page, key));
+    PlacedArena& placed = arenas.add(std::make_unique<PlacedArena>(base, capacity, page, key));
+    if (options.owners != nullptr) options.owners->claim(base, capacity, options.number);
+    return placed;
   } catch (...) {
     device.release_address(base, capacity);
     throw;
   }
+}
+
+void Heap::release_address(const PlacedArena& placed) noexcept {
+  if (options.owners != nullptr) options.owners->disown(placed.base, placed.arena.capacity());
+  device.release_address(placed.base, placed.arena.capacity());
 }
 
 std::optional<Heap::Block> Heap::block_at(DeviceAddress address) const {
@@ -74,7 +83,7 @@ std::optional<Heap::Block> Heap::block_at(DeviceAddress address) const {
 
 void Heap::remove_arena(PlacedArena& placed) noexcept {
   if (placed.last_use != EventHandle{}) events.give(placed.last_use);
-  device.release_address(placed.base, placed.arena.capacity());
+  release_address(placed);
   arenas.remove(placed);
 }
 

@@ -56,6 +56,7 @@ class Heap {
   std::optional<Block> block_at(DeviceAddress address) const LOWTIDE_REQUIRES(mutex);
   /// Gives the address range of an arena without blocks and pages back.
   void remove_arena(PlacedArena& placed) noexcept LOWTIDE_REQUIRES(mutex);
+  void release_address(const PlacedArena& placed) noexcept LOWTIDE_REQUIRES(mutex);
 
   /// Ends pending frees whose streams are past them. Does nothing during a capture. Throws DriverError.
   void process_pending_frees() LOWTIDE_REQUIRES(mutex);

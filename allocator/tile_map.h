@@ -74,11 +74,17 @@ class TileMap {
   static constexpr std::size_t kWordBits = 64;
 
   struct Stretch {
-    std::uint32_t starts = 0;  // number of bits set
+    std::uint64_t words_used = 0;  // one bit for each of `bits` that is not 0
     std::array<std::uint64_t, kStretchUnits / kWordBits> bits{};
     std::array<std::uint16_t, kStretchUnits> words;  // of units where a tile starts; the others mean nothing
   };
 
+  static_assert(kStretchUnits / kWordBits == kWordBits, "one word has a bit for each of a stretch's");
+
+  /// The first unit of the stretch at `unit` or after it where a tile starts; kStretchUnits: none.
+  static std::size_t first_start(const Stretch& stretch, std::size_t unit) noexcept;
+  /// The last one at `unit` or before it; kStretchUnits: none.
+  static std::size_t last_start(const Stretch& stretch, std::size_t unit) noexcept;
   static std::size_t stretch_of(Bytes offset) noexcept { return offset / kStretch; }
   static std::size_t unit_of(Bytes offset) noexcept { return offset % kStretch / kBlockUnit; }
   /// Where the first tile beyond `offset` starts; the capacity if there is none.
