@@ -81,6 +81,11 @@ tidy: build ## clang-tidy over the torch-free core
 	@scripts/bootstrap.sh tidy
 	@clang-tidy -p $(BUILD) --quiet $(wildcard allocator/*.cpp pool/*.cpp)
 
+.PHONY: thread-safety
+thread-safety: ## clang's analysis of the lock annotations; after `make build`
+	@scripts/bootstrap.sh clang
+	@python3 scripts/thread_safety.py $(BUILD)
+
 .PHONY: clean
 clean: ## remove the build folders (environments stay)
 	rm -rf build build-* dist memory_timeline.png

@@ -63,6 +63,7 @@ std::optional<DeviceAddress> try_allocate(Heap& heap, const ArenaKey& key, Bytes
   if (!vacancy) return std::nullopt;
   PageBatch batch(heap.pool);
   PageSupply supply(heap);
+  supply.assert_held();
   if (!supply.take_cover(placed, *vacancy, batch)) return std::nullopt;
   place(heap, placed, vacancy->offset, batch);
   return take_block();
@@ -202,7 +203,9 @@ bool CachingAllocator::release_arenas(OwnerId owner) noexcept {
   bool none_left = true;
   try {
     heap_->process_pending_frees();
-    PageSupply(*heap_).collect_passed(owner);
+    PageSupply supply(*heap_);
+    supply.assert_held();
+    supply.collect_passed(owner);
     std::vector<PlacedArena*> empty;
     for (auto it = heap_->arenas.first_of(owner); it != heap_->arenas.end() && it->first.owner == owner; ++it) {
       PlacedArena* const placed = it->second.get();

@@ -93,6 +93,19 @@ std::vector<RegionPage> RegionPages::begin_restore(OwnerId owner) {
   return pages;
 }
 
+std::size_t RegionPages::take_at_hand(const std::vector<RegionPage>& pages, std::vector<Page>& acquired,
+                                      std::size_t count) {
+  PageSupply supply(heap_);
+  supply.assert_held();
+  for (; count < pages.size(); ++count) {
+    const auto page = supply.take(pages[count].size);
+    if (!page) break;
+    acquired[count] = *page;
+  }
+  heap_.refresh_stats();
+  return count;
+}
+
 std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
   std::vector<Page> acquired(pages.size());
   std::size_t count = 0;
@@ -111,12 +124,7 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
     for (Remedy tried = Remedy::None; tried != Remedy::Exhausted; tried = supply.apply_next(tried)) {
       MutexLock lock(heap_.mutex);
       if (!held_before) held_before = heap_.pool.held_bytes();
-      for (; count < pages.size(); ++count) {
-        const auto page = supply.take(pages[count].size);
-        if (!page) break;
-        acquired[count] = *page;
-      }
-      heap_.refresh_stats();
+      count = take_at_hand(pages, acquired, count);
       if (count == pages.size()) return acquired;
     }
   } catch (...) {

@@ -122,7 +122,7 @@ std::shared_ptr<HostLease> HostMemory::lease(Bytes bytes) {
   Bytes missing = round_up(bytes, system_page());
   lease->slices_.reserve(missing / options_.slice + 2);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     lease->slices_.reserve(lease->slices_.capacity() + kept_.size());
     std::ranges::sort(kept_, {}, [](const auto& slice) { return slice->size(); });
     while (missing > 0 && !kept_.empty()) {
@@ -139,7 +139,7 @@ std::shared_ptr<HostLease> HostMemory::lease(Bytes bytes) {
   std::vector<HostSlice*> fresh;
   for (const auto& slice : made) fresh.push_back(slice.get());
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     // Room for the way back of all slices alive, so that it cannot fail.
     kept_.reserve(alive_slices_ + made.size());
     alive_slices_ += made.size();
@@ -198,7 +198,7 @@ void HostMemory::start_preparing(HostLease& lease, std::vector<HostSlice*> fresh
 }
 
 void HostMemory::give_back(std::vector<std::unique_ptr<HostSlice>> slices) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto& slice : slices) {
     leased_bytes_ -= slice->size();
     kept_.push_back(std::move(slice));
@@ -209,7 +209,7 @@ Bytes HostMemory::trim() {
   std::vector<std::unique_ptr<HostSlice>> dropped;
   Bytes bytes = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     dropped.reserve(kept_.size());
     // Emptied rather than swapped away: the room for slices that are leased stays.
     for (auto& slice : kept_) {
@@ -226,17 +226,17 @@ Bytes HostMemory::trim() {
 }
 
 Bytes HostMemory::held_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return held_bytes_;
 }
 
 Bytes HostMemory::leased_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return leased_bytes_;
 }
 
 std::int64_t HostMemory::allocations() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return allocations_;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/device.h"
+#include "allocator/mutex.h"
 
 namespace lowtide {
 
@@ -122,12 +123,12 @@ class HostMemory {
   Device& device_;
   HostBudget& budget_;
   const HostMemoryOptions options_;
-  mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<HostSlice>> kept_;  // mutex_
-  std::size_t alive_slices_ = 0;                  // mutex_; kept and leased
-  Bytes leased_bytes_ = 0;                        // mutex_
-  Bytes held_bytes_ = 0;                          // mutex_
-  std::int64_t allocations_ = 0;                  // mutex_
+  mutable Mutex mutex_;
+  std::vector<std::unique_ptr<HostSlice>> kept_ LOWTIDE_GUARDED_BY(mutex_);
+  std::size_t alive_slices_ LOWTIDE_GUARDED_BY(mutex_) = 0;  // kept and leased
+  Bytes leased_bytes_ LOWTIDE_GUARDED_BY(mutex_) = 0;
+  Bytes held_bytes_ LOWTIDE_GUARDED_BY(mutex_) = 0;
+  std::int64_t allocations_ LOWTIDE_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lowtide

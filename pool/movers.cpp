@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "allocator/device_registry.h"
+#include "allocator/mutex.h"
 #include "pool/pool_stats.h"
 #include "pool/region_core.h"
 
@@ -10,9 +11,9 @@ namespace lowtide {
 namespace {
 
 struct Movers {
-  std::mutex mutex;
+  Mutex mutex;
   HostBudget budget{default_host_budget()};
-  std::map<int, std::unique_ptr<RegionMover>> by_device;  // mutex
+  std::map<int, std::unique_ptr<RegionMover>> by_device LOWTIDE_GUARDED_BY(mutex);
 };
 
 /// Leaked: a region may be moved by a thread that outlives static objects.
@@ -26,7 +27,7 @@ Movers& movers() {
 RegionMover& mover_of(int index) {
   CachingAllocator& allocator = allocator_of(index);
   Movers& all = movers();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   auto& mover = all.by_device[index];
   if (!mover) mover = std::make_unique<RegionMover>(allocator, all.budget);
   return *mover;
@@ -35,7 +36,7 @@ RegionMover& mover_of(int index) {
 std::map<int, RegionMover*> existing_movers() {
   refuse_forked_child();
   Movers& all = movers();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   std::map<int, RegionMover*> found;
   for (const auto& [index, mover] : all.by_device) {
     if (mover) found.emplace(index, mover.get());

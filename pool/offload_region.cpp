@@ -11,6 +11,7 @@
 #include "allocator/device_registry.h"
 #include "allocator/errors.h"
 #include "allocator/log.h"
+#include "allocator/mutex.h"
 #include "pool/region_core.h"
 #include "pool/region_observer.h"
 
@@ -37,7 +38,7 @@ bool is_utf8(std::string_view text) {
 class Registry {
  public:
   std::shared_ptr<RegionCore> open(std::string_view name) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     sweep();
     for (Entry& entry : entries_) {
       if (entry.core->name() == name) return handle_to(entry);
@@ -48,7 +49,7 @@ class Registry {
   }
 
   std::shared_ptr<RegionCore> find(std::string_view name) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     sweep();
     std::string names;
     for (Entry& entry : entries_) {
@@ -61,7 +62,7 @@ class Registry {
   std::vector<std::shared_ptr<RegionCore>> all() {
     // Before the lock, so that handles that a failure drops here end after it is let go.
     std::vector<std::shared_ptr<RegionCore>> handles;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     sweep();
     for (Entry& entry : entries_) handles.push_back(handle_to(entry));
     return handles;
@@ -70,7 +71,7 @@ class Registry {
   void handle_ended() noexcept {
     if (in_forked_child()) return;
     try {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       sweep();
     } catch (const std::exception& error) {
       log(LogLevel::Error, "a region that ended keeps its memory for now: {}", error.what());
@@ -83,7 +84,7 @@ class Registry {
     std::weak_ptr<RegionCore> handles;  // one control block for all handles, so that their end is noticed
   };
 
-  std::shared_ptr<RegionCore> handle_to(Entry& entry) {
+  std::shared_ptr<RegionCore> handle_to(Entry& entry) LOWTIDE_REQUIRES(mutex_) {
     if (auto existing = entry.handles.lock()) return existing;
     std::shared_ptr<RegionCore> handle(entry.core.get(), [this, core = entry.core](RegionCore*) mutable {
       core.reset();
@@ -93,14 +94,14 @@ class Registry {
     return handle;
   }
 
-  void sweep() {
+  void sweep() LOWTIDE_REQUIRES(mutex_) {
     std::erase_if(entries_,
                   [](const Entry& entry) { return entry.handles.expired() && entry.core->release_what_is_unused(); });
   }
 
-  std::mutex mutex_;
-  std::vector<Entry> entries_;
-  std::uint32_t last_id_ = 0;
+  Mutex mutex_;
+  std::vector<Entry> entries_ LOWTIDE_GUARDED_BY(mutex_);
+  std::uint32_t last_id_ LOWTIDE_GUARDED_BY(mutex_) = 0;
 };
 
 /// Leaked: handles may end while the process exits.

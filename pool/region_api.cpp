@@ -1,12 +1,12 @@
 #include "pool/region_api.h"
 
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "allocator/allocation_scope.h"
 #include "allocator/c_api.h"
 #include "allocator/errors.h"
+#include "allocator/mutex.h"
 #include "pool/offload_region.h"
 #include "pool/region_observer.h"
 
@@ -15,8 +15,8 @@ namespace {
 
 /// Regions that C callers keep alive by name.
 struct NamedRegions {
-  std::mutex mutex;
-  std::map<std::string, Region, std::less<>> regions;  // mutex
+  Mutex mutex;
+  std::map<std::string, Region, std::less<>> regions LOWTIDE_GUARDED_BY(mutex);
 };
 
 NamedRegions& named() {
@@ -31,7 +31,7 @@ std::string_view checked(const char* name) {
 
 Region keep(const char* name) {
   NamedRegions& all = named();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   auto found = all.regions.find(checked(name));
   if (found == all.regions.end()) found = all.regions.emplace(name, Region(name)).first;
   return found->second;
@@ -96,7 +96,7 @@ int lowtide_region_release(const char* name) {
     NamedRegions& all = named();
     // The handle ends outside the lock: its end may free memory.
     std::map<std::string, Region, std::less<>>::node_type ended;
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     const auto found = all.regions.find(checked(name));
     if (found == all.regions.end()) throw Misuse(std::string("there is no region '") + name + "'");
     if (in_scope_of(found->second.id())) {

@@ -30,12 +30,12 @@ RegionMover::~RegionMover() {
 }
 
 EventHandle RegionMover::record(StreamHandle stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return events_.record(stream);
 }
 
 void RegionMover::give_event(EventHandle event) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   events_.give(event);
 }
 
@@ -94,7 +94,7 @@ void RegionMover::restore(OwnerId owner, HostImages& images) {
 
 void RegionMover::count(const Departure& departure, double seconds) {
   if (departure.empty()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.evictions;
   stats_.copies += departure.counts().copies;
   stats_.evicted_bytes_total += departure.counts().bytes;
@@ -103,7 +103,7 @@ void RegionMover::count(const Departure& departure, double seconds) {
 
 void RegionMover::count(const Arrival& arrival, double seconds) {
   if (arrival.empty()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.restores;
   stats_.copies += arrival.counts().copies;
   stats_.restored_bytes_total += arrival.counts().bytes;
@@ -113,7 +113,7 @@ void RegionMover::count(const Arrival& arrival, double seconds) {
 PoolStats RegionMover::stats() const {
   PoolStats stats;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stats = stats_;
   }
   stats.pinned_bytes = host_memory_.held_bytes();

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "allocator/caching_allocator.h"
 #include "allocator/event_pool.h"
+#include "allocator/mutex.h"
 #include "pool/host_images.h"
 #include "pool/host_memory.h"
 #include "pool/pool_stats.h"
@@ -60,9 +60,9 @@ class RegionMover {
   HostMemory host_memory_;
   const StreamHandle out_stream_;
   const StreamHandle in_stream_;
-  mutable std::mutex mutex_;
-  EventPool events_;  // mutex_
-  PoolStats stats_;   // mutex_; the host memory figures are filled in by stats()
+  mutable Mutex mutex_;
+  EventPool events_ LOWTIDE_GUARDED_BY(mutex_);
+  PoolStats stats_ LOWTIDE_GUARDED_BY(mutex_);  // the host memory figures are filled in by stats()
 };
 
 }  // namespace lowtide

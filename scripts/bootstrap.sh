@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that the programs and libraries of the named groups are here, and installs what is missing where that is possible.
 #
-#   scripts/bootstrap.sh [build] [python] [format] [tidy]
+#   scripts/bootstrap.sh [build] [python] [format] [tidy] [clang]
 #
 # As root on a system with apt the missing packages are installed; otherwise they are named, with the command, and the exit status is 1.
 # Nothing is installed that is already here in another way: what counts is whether the program or header is found.
@@ -50,6 +50,7 @@ for group in "${@:-build}"; do
       ;;
     format) need clang-format command -v clang-format ;;
     tidy) need clang-tidy command -v clang-tidy ;;
+    clang) need clang command -v clang++ ;;
     *) echo "bootstrap.sh: unknown group '$group'" >&2; exit 2 ;;
   esac
 done
