@@ -52,6 +52,11 @@ std::size_t FaultyDevice::calls(std::string_view name) const {
   return found == calls_.end() ? 0 : found->second;
 }
 
+std::map<std::string, std::size_t, std::less<>> FaultyDevice::all_calls() const {
+  MutexLock lock(mutex_);
+  return calls_;
+}
+
 LiveCounts FaultyDevice::live() const {
   MutexLock lock(mutex_);
   return {.reservations = reservations_.size(),

@@ -51,6 +51,8 @@ class FaultyDevice final : public Device {
   /// How often a call was made, failed ones included. The name is that of the method; the two synchronize() are
   /// "synchronize_event" and "synchronize_stream".
   std::size_t calls(std::string_view name) const;
+  /// The same for every call that was made.
+  std::map<std::string, std::size_t, std::less<>> all_calls() const;
   LiveCounts live() const;
   /// Cleanup calls for something that was not alive or still mapped. A device only logs and leaks those; tests expect
   /// 0.
