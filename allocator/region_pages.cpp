@@ -93,27 +93,24 @@ std::vector<RegionPage> RegionPages::begin_restore(OwnerId owner) {
   return pages;
 }
 
-std::size_t RegionPages::take_at_hand(const std::vector<RegionPage>& pages, std::vector<Page>& acquired,
-                                      std::size_t count) {
+void RegionPages::take_at_hand(const std::vector<RegionPage>& pages, std::vector<Page>& acquired) {
   PageSupply supply(heap_);
   supply.assert_held();
-  for (; count < pages.size(); ++count) {
-    const auto page = supply.take(pages[count].size);
+  while (acquired.size() < pages.size()) {
+    const auto page = supply.take(pages[acquired.size()].size);
     if (!page) break;
-    acquired[count] = *page;
+    acquired.push_back(*page);
   }
   heap_.refresh_stats();
-  return count;
 }
 
 std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
-  std::vector<Page> acquired(pages.size());
-  std::size_t count = 0;
+  std::vector<Page> acquired;
+  acquired.reserve(pages.size());
   Bytes needed = 0;
   std::optional<Bytes> held_before;
   for (const RegionPage& page : pages) needed += page.size;
   const auto give_back_acquired = [&] {
-    acquired.resize(count);
     give_back(acquired);
     MutexLock lock(heap_.mutex);
     heap_.pool.shrink_to(held_before.value_or(0));
@@ -124,8 +121,8 @@ std::vector<Page> RegionPages::acquire(const std::vector<RegionPage>& pages) {
     for (Remedy tried = Remedy::None; tried != Remedy::Exhausted; tried = supply.apply_next(tried)) {
       MutexLock lock(heap_.mutex);
       if (!held_before) held_before = heap_.pool.held_bytes();
-      count = take_at_hand(pages, acquired, count);
-      if (count == pages.size()) return acquired;
+      take_at_hand(pages, acquired);
+      if (acquired.size() == pages.size()) return acquired;
     }
   } catch (...) {
     give_back_acquired();

@@ -67,9 +67,9 @@ class RegionPages {
  private:
   template <class F>
   void for_each_arena(OwnerId owner, F&& visit) const LOWTIDE_REQUIRES(heap_.mutex);
-  /// Memory for pages from `count` on, as far as it is had without waiting; returns how many have theirs now.
-  std::size_t take_at_hand(const std::vector<RegionPage>& pages, std::vector<Page>& acquired, std::size_t count)
-      LOWTIDE_REQUIRES(heap_.mutex);
+  /// Adds memory for the pages that have none yet to `acquired`, as far as it is had without waiting. Throws DriverError:
+  /// what was added stays there. Pre: acquired has room for all.
+  void take_at_hand(const std::vector<RegionPage>& pages, std::vector<Page>& acquired) LOWTIDE_REQUIRES(heap_.mutex);
   void cancel(const RegionPage& page) noexcept;
 
   Heap& heap_;
