@@ -19,6 +19,7 @@
 #include "tests/support/block_content.h"
 #include "tests/support/devices.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/latch.h"
 
 namespace lowtide {
 namespace {
@@ -239,7 +240,12 @@ std::vector<Operation> operations() {
                    w.add(36_MiB, w.stream, kAdam);
                    evicts(w);
                    w.allocator->trim();
+                   testing::StreamLatch latch(w.device, w.other);
                    w.allocator->free(w.allocator->allocate(80_MiB, w.other));
+                   // Asks whether `other` is past its pages. It is not; it is at the restore, which takes them one by one.
+                   w.allocator->release_arenas(kNoOwner);
+                   latch.release();
+                   w.device.inner().synchronize(w.other);
                  },
                  restores, still_evicted});
   return all;
