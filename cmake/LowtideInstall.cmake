@@ -36,4 +36,5 @@ install(FILES "${CMAKE_BINARY_DIR}/generated/LowtideConfig.cmake" "${CMAKE_BINAR
 if(SKBUILD)
   install(TARGETS _native LIBRARY DESTINATION lowtide COMPONENT lowtide)
   install(FILES "${LOWTIDE_BUILD_INFO}" DESTINATION lowtide COMPONENT lowtide)
+  install(FILES python/startup/_lowtide_startup.py python/startup/lowtide_startup.pth DESTINATION . COMPONENT lowtide)
 endif()

@@ -16,6 +16,10 @@ foreach(_file IN LISTS _files)
   file(MAKE_DIRECTORY "${_dir}")
   file(CREATE_LINK "${CMAKE_SOURCE_DIR}/python/lowtide/${_file}" "${LOWTIDE_PACKAGE_DIR}/${_file}" SYMBOLIC)
 endforeach()
+# Beside the package: what an interpreter reads when it starts.
+foreach(_file IN ITEMS _lowtide_startup.py lowtide_startup.pth)
+  file(CREATE_LINK "${CMAKE_SOURCE_DIR}/python/startup/${_file}" "${LOWTIDE_PACKAGE_DIR}/../${_file}" SYMBOLIC)
+endforeach()
 # Links to files that are gone would still import as empty folders or fail obscurely.
 file(GLOB_RECURSE _links RELATIVE "${LOWTIDE_PACKAGE_DIR}" "${LOWTIDE_PACKAGE_DIR}/*.py" "${LOWTIDE_PACKAGE_DIR}/*.pyi")
 foreach(_link IN LISTS _links)

@@ -12,6 +12,8 @@
 All sizes are in bytes.
 """
 
+import sys as _sys
+
 from . import _torch_version  # first: raises ImportError under a torch that this copy was not built for
 from ._build_info import LOWTIDE_VERSION as __version__
 from ._errors import HostMemoryError, LowtideError
@@ -42,3 +44,7 @@ __all__ = [
 ]
 
 del _torch_version
+
+# Where this interpreter was started to install Lowtide after torch, and it was this import that imported torch.
+if "_lowtide_startup" in _sys.modules:
+    _sys.modules["_lowtide_startup"].lowtide_imported()

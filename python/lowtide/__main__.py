@@ -1,4 +1,4 @@
-"""``python -m lowtide info``: what is installed here, what this machine has, and what works on it."""
+"""``python -m lowtide info`` says what is installed and works here; ``python -m lowtide run`` runs a program under Lowtide."""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ import sys
 import torch
 
 from . import __version__, _build_info, _native
+from ._run import run
 
 
 def _gib(size: int) -> str:
@@ -56,6 +57,16 @@ def _lines() -> list[tuple[str, str]]:
     return lines
 
 
+def _split_run(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Arguments of ``lowtide run``, and those of the program, which argparse must not read."""
+    if arguments[:1] != ["run"]:
+        return arguments, []
+    end = 1
+    while end < len(arguments) and arguments[end].startswith(("--device", "-h", "--help")):
+        end += 2 if arguments[end] == "--device" else 1
+    return arguments[:end], arguments[end:]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m lowtide``."""
     parser = argparse.ArgumentParser(
@@ -63,7 +74,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, devices, and what works here")
-    parser.parse_args(arguments)
+    program = commands.add_parser(
+        "run",
+        help="run a Python program with Lowtide as torch's allocator, subprocesses included",
+        usage="python -m lowtide run [--device auto|cuda|host] (script.py | -m module | -c code | command) [arguments ...]",
+    )
+    program.add_argument("--device", default="auto", choices=("auto", "cuda", "host"))
+    ours, others = _split_run(sys.argv[1:] if arguments is None else arguments)
+    chosen = parser.parse_args(ours)
+    if chosen.command == "run":
+        if not others:
+            program.error("name the program to run")
+        try:
+            run(others, chosen.device)
+        except (OSError, ValueError) as error:
+            program.error(str(error))
     lines = _lines()
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
