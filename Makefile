@@ -53,6 +53,10 @@ demo: build ## build, then train with and without eviction and draw memory_timel
 test-gpu: ## on a GPU machine: every suite on CUDA, and compute-sanitizer
 	@scripts/gpu.sh test
 
+.PHONY: stress-gpu
+stress-gpu: ## on a GPU machine: five minutes of threads, streams and regions; ends with what is left over, which is nothing
+	@scripts/gpu.sh stress
+
 .PHONY: bench
 bench: ## on a GPU machine: the benchmarks
 	@scripts/gpu.sh bench

@@ -58,6 +58,8 @@ std::vector<std::pair<DeviceAddress, Bytes>> CachingAllocator::live_ranges(Owner
 AllocatorStats CachingAllocator::stats() const {
   MutexLock lock(heap_->mutex);
   heap_->refresh_stats();
+  heap_->stats.metadata_bytes = 0;
+  for (const auto& [key, placed] : heap_->arenas) heap_->stats.metadata_bytes += placed->metadata_bytes();
   return heap_->stats;
 }
 

@@ -111,8 +111,12 @@ class Arena {
   /// Bytes of pages that hold device memory for this arena (all states but Evicted and Restoring).
   Bytes mapped_bytes() const noexcept { return mapped_bytes_; }
   bool empty() const noexcept { return slots_.empty(); }
-  /// Bytes of memory that the bookkeeping of tiles occupies.
-  Bytes metadata_bytes() const noexcept { return tiles_.metadata_bytes() + free_.metadata_bytes(); }
+  /// Bytes of host memory that the bookkeeping occupies, beside the arena itself.
+  Bytes metadata_bytes() const noexcept {
+    constexpr Bytes kMapNode = 4 * sizeof(void*);
+    return tiles_.metadata_bytes() + free_.metadata_bytes() + vacant_.metadata_bytes() +
+           slots_.size() * (sizeof(SlotMap::value_type) + kMapNode);
+  }
 
   /// Walks everything; throws std::logic_error that names the first broken invariant.
   void check() const;

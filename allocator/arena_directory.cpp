@@ -6,6 +6,15 @@
 
 namespace lowtide {
 
+Bytes PlacedArena::metadata_bytes() const noexcept {
+  Bytes bytes = sizeof(*this) + arena.metadata_bytes();
+  for (const auto& [offset, streams] : other_streams) {
+    bytes += sizeof(std::pair<const Bytes, std::vector<StreamHandle>>) + 2 * sizeof(void*) +
+             streams.capacity() * sizeof(StreamHandle);
+  }
+  return bytes;
+}
+
 std::size_t ArenaDirectory::slot_of(const ArenaKey& key) noexcept {
   // Streams are addresses of objects, whose low bits say nothing.
   const auto stream = static_cast<std::uintptr_t>(key.stream);

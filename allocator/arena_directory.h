@@ -30,6 +30,9 @@ struct PlacedArena {
 
   bool contains(DeviceAddress address) const noexcept { return address >= base && address < base + arena.capacity(); }
 
+  /// Bytes of host memory that it occupies.
+  Bytes metadata_bytes() const noexcept;
+
   Arena arena;
   /// Streams besides key.stream that use a live block, by its offset. Most blocks have none.
   std::unordered_map<Bytes, std::vector<StreamHandle>> other_streams{};

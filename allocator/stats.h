@@ -44,6 +44,7 @@ struct AllocatorStats {
   std::int64_t num_ooms = 0;
   std::int64_t num_page_creations = 0;
   std::int64_t num_page_releases = 0;
+  Bytes metadata_bytes = 0;  // host memory that the bookkeeping of blocks and pages occupies
 };
 
 }  // namespace lowtide

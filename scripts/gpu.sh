@@ -3,6 +3,7 @@
 #
 #   scripts/gpu.sh test     builds in build-gpu and runs every suite with the GPU; ends with a table
 #   scripts/gpu.sh bench    builds in build-gpu and runs the benchmarks
+#   scripts/gpu.sh stress   builds in build-gpu and runs the stress test for SECONDS_OF_STRESS (300)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ jobs="${JOBS:-$(nproc)}"
 
 "$python" - "$what" <<'PYTHON'
 import sys
-command = {"test": "make test-gpu", "bench": "make bench"}[sys.argv[1]]
+command = {"test": "make test-gpu", "bench": "make bench", "stress": "make stress-gpu"}[sys.argv[1]]
 try:
     import torch
 except ImportError:
@@ -64,5 +65,8 @@ case "$what" in
     } | "$python" scripts/run_suites.py
     ;;
   bench) "$python" bench/run.py --build "$build" ;;
-  *) echo "gpu.sh: test or bench" >&2; exit 2 ;;
+  stress)
+    LOWTIDE_STRESS_SECONDS="${SECONDS_OF_STRESS:-300}" "$build/tests/lowtide_stress_test" '--gtest_filter=*ManyThreads/Cuda*'
+    ;;
+  *) echo "gpu.sh: test, bench or stress" >&2; exit 2 ;;
 esac

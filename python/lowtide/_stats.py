@@ -25,6 +25,7 @@ def memory_stats(device: torch.device | int | str | None = None) -> dict[str, in
     pages                   driver allocations alive
     page_creations          driver allocations made
     page_releases           driver allocations given back
+    metadata_bytes          host memory of the allocator's own bookkeeping: at most 0.5 % of what it manages
     alloc_retries           allocations that needed memory to be reclaimed first
     ooms                    allocations that failed
     pinned_bytes            host memory held: in use and kept for the next eviction

@@ -27,6 +27,7 @@ py::dict allocator_stats(int device) {
   result["pages"] = stats.pages;
   result["page_creations"] = stats.num_page_creations;
   result["page_releases"] = stats.num_page_releases;
+  result["metadata_bytes"] = stats.metadata_bytes;
   result["alloc_retries"] = stats.num_alloc_retries;
   result["ooms"] = stats.num_ooms;
   return result;

@@ -40,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Bytes kCookie = 64;  // bytes of pattern at each end of a block
 constexpr std::size_t kRegions = 3;
-constexpr std::size_t kStreams = 4;
+constexpr std::size_t kStreams = 8;
 
 std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -369,6 +369,30 @@ TEST_P(StressTest, ManyThreads) {
   EXPECT_GT(stress.verified, 50u) << stress.seed_text();
   EXPECT_GT(stress.evictions, 3u) << stress.seed_text();
   EXPECT_GT(stress.restores, 3u) << stress.seed_text();
+}
+
+/// Sixteen threads on four devices, eight streams on each.
+TEST_P(StressTest, ManyDevices) {
+  if (GetParam().name != "Host") GTEST_SKIP() << "devices are made up on the host only";
+  const auto seed = number_from("LOWTIDE_STRESS_SEED", std::random_device{}());
+  const auto seconds = number_from("LOWTIDE_STRESS_SECONDS", 8);
+  constexpr Bytes kEach = 128_MiB;
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<std::unique_ptr<Stress>> stresses;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    devices.push_back(GetParam().make(kEach));
+    stresses.push_back(std::make_unique<Stress>(*devices.back(), kEach, seed + i));
+  }
+  std::vector<std::thread> runs;
+  for (const auto& stress : stresses) {
+    runs.emplace_back([&stress, seconds] { stress->run(4, std::chrono::seconds(seconds), ~std::size_t{0}); });
+  }
+  for (std::thread& run : runs) run.join();
+  for (const auto& stress : stresses) {
+    stress->finish();
+    EXPECT_GT(stress->verified, 20u) << stress->seed_text();
+    EXPECT_GT(stress->evictions, 0u) << stress->seed_text();
+  }
 }
 
 /// One thread does the same things in the same order for the same seed, so what fails here fails again.

@@ -466,6 +466,17 @@ TEST_F(CachingAllocatorTest, APinNeedsALiveBlock) {
   EXPECT_THROW(allocator_->pin(block, "shared"), Misuse);
 }
 
+TEST_F(CachingAllocatorTest, BookkeepingIsAtMostHalfAPercentAt4KiB) {
+  std::vector<DeviceAddress> blocks;
+  for (Bytes at = 0; at < 256_MiB; at += 4_KiB) blocks.push_back(allocate(4_KiB));
+  const auto full = allocator_->stats();
+  EXPECT_LE(full.metadata_bytes, static_cast<Bytes>(full.reserved_bytes[0].current) / 200);
+  // Free and used ones in turn are the most tiles there can be.
+  for (std::size_t i = 0; i < blocks.size(); i += 2) free(blocks[i]);
+  EXPECT_LE(allocator_->stats().metadata_bytes, static_cast<Bytes>(full.reserved_bytes[0].current) / 100);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) free(blocks[i]);
+}
+
 TEST_F(CachingAllocatorTest, AddressRangesAreClaimedWhileTheyAreReserved) {
   AddressOwners owners;
   CachingAllocator allocator(device_, {.owners = &owners, .number = 5});
