@@ -96,7 +96,7 @@ std::vector<ArenaSnapshot> CachingAllocator::snapshot() const {
 void CachingAllocator::check() const { heap_->check(); }
 
 void Heap::check_locked() const {
-  Bytes mapped = 0, allocated = 0, retired = 0, evicted = 0, requested = 0, blocks = 0, pending_bytes = 0;
+  Bytes mapped = 0, allocated = 0, retired = 0, evicted = 0, requested = 0, blocks = 0;
   for (const auto& [key, placed] : arenas) {
     placed->arena.check();
     mapped += placed->arena.mapped_bytes();
@@ -111,12 +111,11 @@ void Heap::check_locked() const {
       require(placed->arena.find_block(offset).has_value(), "streams of what is no live block");
     }
   }
-  for (const PendingFree& pending : pending_frees) pending_bytes += pending.size;
   const auto current = [](const ClassStats& stat) {
     require(stat[0].current == stat[1].current + stat[2].current, "a sum that is not that of its classes");
     return static_cast<Bytes>(stat[0].current);
   };
-  require(pending_bytes == retired, "pending frees and Retired tiles differ");
+  require(pending_frees.bytes() == retired, "pending frees and Retired tiles differ");
   require(current(stats.allocations) == blocks, "stats.allocations");
   require(current(stats.requested_bytes) == requested, "stats.requested_bytes");
   require(current(stats.allocated_bytes) == allocated - evicted, "stats.allocated_bytes");

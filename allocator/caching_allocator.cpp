@@ -32,16 +32,10 @@ void place(Heap& heap, PlacedArena& placed, Bytes offset, PageBatch& batch) LOWT
 /// The block's memory may be used again only after events on `streams`. On a throw nothing has changed.
 void retire(Heap& heap, const Heap::Block& block, const std::vector<StreamHandle>& streams)
     LOWTIDE_REQUIRES(heap.mutex) {
-  heap.pending_frees.push_back({block.placed, block.tile.offset, block.tile.size, streams});
-  try {
-    if (heap.captures.load(std::memory_order_relaxed) == 0) heap.record_events(heap.pending_frees.back());
-    const Heap::Accounting accounting(heap, *block.placed);
-    block.placed->arena.retire(block.tile.offset);
-  } catch (...) {
-    for (const EventHandle event : heap.pending_frees.back().events) heap.events.give(event);
-    heap.pending_frees.pop_back();
-    throw;
-  }
+  const bool record = heap.captures.load(std::memory_order_relaxed) == 0;
+  heap.pending_frees.add({block.placed, block.tile.offset, block.tile.size}, streams, record);
+  const Heap::Accounting accounting(heap, *block.placed);
+  block.placed->arena.retire(block.tile.offset);
 }
 
 /// One try without waiting: a free block, or one made with pages at hand. `slack` of its bytes were not asked for.

@@ -29,15 +29,14 @@ std::int64_t signed_difference(Bytes after, Bytes before) {
 }  // namespace
 
 Heap::Heap(Device& device_in, AllocatorOptions options_in)
-    : device(device_in), options(options_in), pool(device_in, options_in.page_sizes), events(device_in) {}
+    : device(device_in),
+      options(options_in),
+      pool(device_in, options_in.page_sizes),
+      events(device_in),
+      pending_frees(device_in, events) {}
 
 Heap::~Heap() {
   MutexLock lock(mutex);
-  for (PendingFree& pending : pending_frees) {
-    for (const EventHandle event : pending.events) {
-      if (event != EventHandle{}) events.give(event);
-    }
-  }
   for (auto& [key, placed] : arenas) {
     if (placed->last_use != EventHandle{}) events.give(placed->last_use);
     for (const auto& [offset, page] : placed->arena.mapped_pages()) {
@@ -88,36 +87,10 @@ void Heap::remove_arena(PlacedArena& placed) noexcept {
 }
 
 void Heap::process_pending_frees() {
-  if (captures.load(std::memory_order_relaxed) > 0) return;
-  for (auto pending = pending_frees.begin(); pending != pending_frees.end();) {
-    record_events(*pending);
-    bool passed = true;
-    for (EventHandle& event : pending->events) {
-      if (event == EventHandle{}) continue;
-      if (!device.query(event)) {
-        passed = false;
-        continue;
-      }
-      events.give(event);
-      event = EventHandle{};
-    }
-    if (!passed) {
-      ++pending;
-      continue;
-    }
-    end_block(*pending->placed, pending->offset);
-    pending = pending_frees.erase(pending);
-  }
-}
-
-void Heap::record_events(PendingFree& pending) {
-  if (pending.recorded) return;
-  const auto& streams = pending.streams;
-  pending.events.reserve(streams.size());
-  // An earlier try may have failed on the way.
-  while (pending.events.size() < streams.size())
-    pending.events.push_back(events.record(streams[pending.events.size()]));
-  pending.recorded = true;
+  if (pending_frees.empty() || captures.load(std::memory_order_relaxed) > 0) return;
+  pending_frees.record();
+  pending_frees.process([this](const PendingFrees::Block& block)
+                            LOWTIDE_REQUIRES(mutex) { end_block(*block.placed, block.offset); });
 }
 
 void Heap::end_block(PlacedArena& placed, Bytes offset) {

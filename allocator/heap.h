@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <functional>
-#include <list>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,18 +12,9 @@
 #include "allocator/caching_allocator.h"
 #include "allocator/event_pool.h"
 #include "allocator/mutex.h"
+#include "allocator/pending_frees.h"
 
 namespace lowtide {
-
-/// A block that was freed while other streams may still use it.
-struct PendingFree {
-  PlacedArena* placed = nullptr;
-  Bytes offset = 0;
-  Bytes size = 0;
-  std::vector<StreamHandle> streams{};
-  std::vector<EventHandle> events{};  // of streams, in their order; passed ones are null
-  bool recorded = false;              // not yet while a capture is under way
-};
 
 /// Invariants (check()): pool.held_bytes == pool.free_bytes + sum of arenas' mapped_bytes;
 ///   the Allocated tiles of all arenas are the live blocks, the Retired ones `pending_frees`; stats equal the sums.
@@ -40,7 +30,7 @@ class Heap {
   PagePool pool LOWTIDE_GUARDED_BY(mutex);
   EventPool events LOWTIDE_GUARDED_BY(mutex);
   ArenaDirectory arenas LOWTIDE_GUARDED_BY(mutex);
-  std::list<PendingFree> pending_frees LOWTIDE_GUARDED_BY(mutex);
+  PendingFrees pending_frees LOWTIDE_GUARDED_BY(mutex);
   std::vector<std::function<bool()>> reclaimers LOWTIDE_GUARDED_BY(mutex);
   AllocatorStats stats LOWTIDE_GUARDED_BY(mutex);
   double memory_fraction LOWTIDE_GUARDED_BY(mutex) = 1.0;
@@ -60,8 +50,6 @@ class Heap {
 
   /// Ends pending frees whose streams are past them. Does nothing during a capture. Throws DriverError.
   void process_pending_frees() LOWTIDE_REQUIRES(mutex);
-  /// Records the events of a pending free, on its other streams. Throws DriverError; may then be called again.
-  void record_events(PendingFree& pending) LOWTIDE_REQUIRES(mutex);
   /// Ends one block: its tile becomes Free (or Withheld).
   void end_block(PlacedArena& placed, Bytes offset) LOWTIDE_REQUIRES(mutex);
 

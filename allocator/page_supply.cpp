@@ -214,15 +214,9 @@ void PageSupply::await_pending_frees(OwnerId owner) {
   {
     MutexLock lock(heap_.mutex);
     if (heap_.captures.load(std::memory_order_relaxed) > 0) return;
-    for (PendingFree& pending : heap_.pending_frees) {
-      if (owner != kNoOwner && pending.placed->key.owner != owner) continue;
-      heap_.record_events(pending);
-      streams.insert(streams.end(), pending.streams.begin(), pending.streams.end());
-    }
+    heap_.pending_frees.record();
+    streams = heap_.pending_frees.streams(owner);
   }
-  // The streams rather than the entries' events: another thread may end an entry and reuse its events meanwhile.
-  std::sort(streams.begin(), streams.end());
-  streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
   for (const StreamHandle stream : streams) heap_.device.synchronize(stream);
   MutexLock lock(heap_.mutex);
   heap_.process_pending_frees();

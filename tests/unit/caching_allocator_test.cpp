@@ -477,6 +477,24 @@ TEST_F(CachingAllocatorTest, BookkeepingIsAtMostHalfAPercentAt4KiB) {
   for (std::size_t i = 1; i < blocks.size(); i += 2) free(blocks[i]);
 }
 
+TEST_F(CachingAllocatorTest, AnAllocationAsksEachStreamOnceHoweverManyFreesWaitForIt) {
+  testing::StreamLatch latch(device_, other_);
+  for (int i = 0; i < 50; ++i) {
+    const auto block = allocate(1_KiB);
+    allocator_->record_stream(block, other_);
+    free(block);
+  }
+  const auto before = device_.calls("query");
+  const auto block = allocate(1_KiB);
+  EXPECT_EQ(device_.calls("query") - before, 1u);
+  EXPECT_EQ(allocator_->stats().active_bytes[0].current, signed_bytes(51 * 1_KiB));
+  latch.release();
+  device_.inner().synchronize(other_);
+  free(block);
+  free(allocate(1_KiB));
+  EXPECT_EQ(allocator_->stats().active_bytes[0].current, 0);
+}
+
 TEST_F(CachingAllocatorTest, AddressRangesAreClaimedWhileTheyAreReserved) {
   AddressOwners owners;
   CachingAllocator allocator(device_, {.owners = &owners, .number = 5});
