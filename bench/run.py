@@ -21,6 +21,17 @@ from common import machine, require_cuda, table, write_json
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPTS = ("offload_bandwidth", "alloc_latency", "train_step")
+PROGRAMS = ("alloc_latency_cpp", "native_latency")
+NATIVE = {  # most time of each workload of native_latency, as a part of native's
+    "one block": 0.5,
+    "among 10 ": 0.5,
+    "among 100 ": 0.5,
+    "among 1000 ": 0.45,
+    "among 10000 ": 0.4,
+    "8 threads, own streams": 0.15,
+    "8 threads, one stream": 0.3,
+    "4 KB used on another stream": 0.5,
+}
 BIG, SMALL, FIRST_MS = 0.95, 0.80, 700  # least ratio to the plain copy, for 10 GiB and for small tensors; most ms for 11 GiB
 
 
@@ -47,6 +58,11 @@ def summary(found: dict[str, dict[str, Any]]) -> list[list[str]]:
         rows.append(["first evict, 11 GiB", f"{first:.0f} ms", "", "", f"<= {FIRST_MS} ms", asked(first, FIRST_MS, at_most=True)])
     for name, case in found.get("alloc_latency", {}).get("cases", {}).items():
         compare(f"torch.empty and free, {name}", case["lowtide_ns"], case["native_ns"], "ns", "native")
+    for workload, case in found.get("native_latency", {}).items():
+        compare(workload, case["lowtide"], case["native"], "ns", "native")
+        limit = next(limit for start, limit in NATIVE.items() if workload.startswith(start))
+        ratio = case["lowtide"] / case["native"]
+        rows[-1][3:] = [f"{ratio:.2f}", f"<= {limit:.2f}", asked(ratio, limit, at_most=True)]
     for count, case in found.get("train_step", {}).get("tokens", {}).items():
         native, resident, blocking = case["native"], case["resident"], case["blocking"]
         compare(f"step of {count} tokens, state resident", resident["ms"], native["ms"], "ms", "native")
@@ -55,17 +71,33 @@ def summary(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def native_latency(program: pathlib.Path) -> dict[str, dict[str, float]]:
+    """Nanoseconds of each workload with each allocator: medians of repetitions that take turns in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "figures.json"
+        turns = ["--benchmark_repetitions=7", "--benchmark_enable_random_interleaving=true", "--benchmark_min_time=0.05"]
+        shown = ["--benchmark_report_aggregates_only=true", f"--benchmark_out={out}", "--benchmark_out_format=json"]
+        subprocess.run([program, *turns, *shown], check=True)
+        rows = json.loads(out.read_text())["benchmarks"]
+    figures: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.get("aggregate_name") == "median":
+            workload, allocator = row["run_name"].split("/")[:2]
+            figures.setdefault(workload, {})[allocator] = row["real_time"]
+    return figures
+
+
 def main() -> int:
     """Runs the benchmarks; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--build", type=pathlib.Path, default=HERE.parent / "build-gpu", help="build folder with bench/alloc_latency"
     )
-    parser.add_argument("--only", nargs="+", choices=(*SCRIPTS, "alloc_latency_cpp"), help="run these alone")
+    parser.add_argument("--only", nargs="+", choices=(*SCRIPTS, *PROGRAMS), help="run these alone")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures here, as one line of JSON")
     options = parser.parse_args()
     require_cuda()
-    chosen = options.only or (*SCRIPTS, "alloc_latency_cpp")
+    chosen = options.only or (*SCRIPTS, *PROGRAMS)
 
     begin, failed = time.monotonic(), []
     found: dict[str, dict[str, Any]] = {}
@@ -86,6 +118,15 @@ def main() -> int:
                 failed.append(f"alloc_latency.cpp (status {status})")
         elif "alloc_latency_cpp" in chosen:
             print(f"\n==> alloc_latency.cpp is left out: {program} is not built (LOWTIDE_BUILD_BENCH=ON)")
+        program = options.build / "bench" / "native_latency"
+        if "native_latency" in chosen and program.exists():
+            print("\n==> native_latency.cpp: beside torch's allocator, in one process", flush=True)
+            try:
+                found["native_latency"] = native_latency(program)
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                failed.append(f"native_latency.cpp ({error})")
+        elif "native_latency" in chosen:
+            print(f"\n==> native_latency.cpp is left out: {program} is not built (LOWTIDE_BUILD_BENCH=ON)")
 
     print(f"\n==> summary\n{machine()}\n")
     print(table(["", "Lowtide", "beside", "ratio", "asked", ""], summary(found)))

@@ -15,7 +15,7 @@ TORCH = re.compile(r"^(torch|ATen|c10|caffe2|pybind11)/|^(Python|pybind11)\.h$")
 CUDA_RUNTIME = re.compile(r"^cuda_runtime(_api)?\.h$|^driver_types\.h$")
 OURS = ("allocator/", "pool/", "python/", "tests/", "bench/", "lowtide/")
 FOLDERS = ("allocator", "pool", "python/src", "tests", "bench", "examples")
-TORCH_FOLDERS = ("allocator/torch/", "pool/torch/", "python/src/", "tests/torch/", "examples/")
+TORCH_FOLDERS = ("allocator/torch/", "pool/torch/", "python/src/", "tests/torch/", "bench/torch/", "examples/")
 
 
 def violation(path: str, kind: str, header: str, exists: bool) -> str | None:
