@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "allocator/errors.h"
+
 namespace lowtide {
 
 // calloc, because pages that nobody wrote to then cost nothing; all bits 0 is what an atomic 0 is.
@@ -28,7 +30,10 @@ void AddressOwners::for_each_mark(DeviceAddress base, Bytes size, Visit&& visit)
   }
 }
 
-void AddressOwners::claim(DeviceAddress base, Bytes size, std::uint16_t owner) noexcept {
+void AddressOwners::claim(DeviceAddress base, Bytes size, std::uint16_t owner) {
+  if (static_cast<std::uintptr_t>(base + (size - 1)) >> kAddressBits != 0) {
+    throw DriverError("reserve", "an address has more than 48 bits");
+  }
   for_each_mark(base, size, [&](std::atomic<std::uint64_t>& where, Bytes offset) {
     where.store(mark(owner, offset), std::memory_order_release);
   });

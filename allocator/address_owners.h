@@ -22,8 +22,9 @@ class AddressOwners {
   AddressOwners(const AddressOwners&) = delete;
   AddressOwners& operator=(const AddressOwners&) = delete;
 
-  /// `owner`'s addresses from now on. Pre: size >= kLeastRange, nobody else's addresses, within 48 bits.
-  void claim(DeviceAddress base, Bytes size, std::uint16_t owner) noexcept;
+  /// `owner`'s addresses from now on. Throws DriverError, and has claimed nothing then, for addresses of more than 48 bits,
+  /// which no driver gives today. Pre: size >= kLeastRange; nobody else's addresses.
+  void claim(DeviceAddress base, Bytes size, std::uint16_t owner);
   /// Undoes claim() of exactly this range.
   void disown(DeviceAddress base, Bytes size) noexcept;
 

@@ -58,11 +58,13 @@ PlacedArena& Heap::arena_for(const ArenaKey& key) {
   Bytes capacity = arena_capacity(device.memory().total, page, key);
   if (options.owners != nullptr) capacity = std::max(capacity, round_up(AddressOwners::kLeastRange, page));
   const DeviceAddress base = device.reserve(capacity);
+  PlacedArena* placed = nullptr;
   try {
-    PlacedArena& placed = arenas.add(std::make_unique<PlacedArena>(base, capacity, page, key));
+    placed = &arenas.add(std::make_unique<PlacedArena>(base, capacity, page, key));
     if (options.owners != nullptr) options.owners->claim(base, capacity, options.number);
-    return placed;
+    return *placed;
   } catch (...) {
+    if (placed != nullptr) arenas.remove(*placed);
     device.release_address(base, capacity);
     throw;
   }

@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "allocator/errors.h"
+
 namespace lowtide {
 namespace {
 
@@ -30,6 +32,15 @@ TEST(AddressOwners, EveryByteOfARangeIsItsOwners) {
       for (Bytes at = 0; at < size; at += kSlot / 4) EXPECT_EQ(owners.owner(base + at), std::nullopt);
     }
   }
+}
+
+TEST(AddressOwners, AddressesThatDoNotFitAreRefused) {
+  AddressOwners owners;
+  const DeviceAddress last{(std::uintptr_t{1} << 48) - kSlot};
+  owners.claim(last, kSlot, 1);
+  EXPECT_EQ(owners.owner(last + (kSlot - 1)), 1);
+  EXPECT_THROW(owners.claim(last + 512, kSlot, 2), DriverError);
+  EXPECT_EQ(owners.owner(last + 512), 1);
 }
 
 TEST(AddressOwners, NeighboursMeetInASlot) {
