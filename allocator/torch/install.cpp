@@ -1,5 +1,6 @@
 #include "allocator/torch/install.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
@@ -8,6 +9,7 @@
 #include "allocator/errors.h"
 #include "allocator/log_message.h"
 #include "allocator/mutex.h"
+#include "allocator/torch/allocator_settings.h"
 #include "allocator/torch/cuda_bridge.h"
 #include "allocator/torch/host_bridge.h"
 #include "allocator/torch/torch_errors.h"
@@ -67,6 +69,12 @@ void install_cuda() LOWTIDE_REQUIRES(installing) {
   TorchCudaAllocator& bridge = prepare_cuda_bridge();
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(unowned(bridge));
   bridge.announce();
+  const std::string ignored =
+      settings_without_effect(c10::CachingAllocator::AcceleratorAllocatorConfig::last_allocator_settings());
+  if (!ignored.empty()) {
+    log_message(LogLevel::Warn, c10::str("PYTORCH_CUDA_ALLOC_CONF: Lowtide's memory does not follow ", ignored,
+                                         "; the private pools of CUDA graphs and MemPool, which are torch's, do"));
+  }
   log_message(LogLevel::Info, "torch " TORCH_VERSION " allocates CUDA memory through Lowtide");
 }
 
