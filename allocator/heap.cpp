@@ -91,8 +91,10 @@ void Heap::remove_arena(PlacedArena& placed) noexcept {
 void Heap::process_pending_frees() {
   if (pending_frees.empty() || captures.load(std::memory_order_relaxed) > 0) return;
   pending_frees.record();
-  pending_frees.process([this](const PendingFrees::Block& block)
-                            LOWTIDE_REQUIRES(mutex) { end_block(*block.placed, block.offset); });
+  pending_frees.process([this](const PendingFrees::Block& block) {
+    mutex.assert_held();
+    end_block(*block.placed, block.offset);
+  });
 }
 
 void Heap::end_block(PlacedArena& placed, Bytes offset) {

@@ -53,7 +53,7 @@ class PageSupply {
   explicit PageSupply(Heap& heap) : heap_(heap) {}
 
   /// For clang's analysis, which cannot see that the mutex its caller holds is this heap's.
-  void assert_held() const LOWTIDE_ANNOTATE(assert_capability(heap_.mutex)) {}
+  void assert_held() const LOWTIDE_ANNOTATE(assert_capability(heap_.mutex)) { heap_.mutex.assert_held(); }
 
   /// One page of `size` without waiting: from the pool; an unused page of an arena whose stream is past it; the
   /// driver; or made of free pages of the other size. Nothing if there is no memory. Throws DriverError.
